@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurement: verification and gates, load generation, profiles and tuning."""
+"""Measurements: verification and gates, load tests, profiles and tuning."""

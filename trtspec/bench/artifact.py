@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open an artifact in this process, with its manifest, its tokenizer and its engine, and generate texts from it."""
+"""Loading of an artifact into this process with its manifest, tokenizer and engine, and text generation with it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TARGET, DRAFT = checkpoint("target"), checkpoint("draft")
 
 @dataclass(frozen=True)
 class OpenArtifact:
-    """An artifact with its engine loaded; `tokenizer` is the target's."""
+    """An artifact whose engine is loaded in this process; `tokenizer` is the target's."""
 
     root: Path
     manifest: Manifest
@@ -51,19 +51,19 @@ class OpenArtifact:
 
     @property
     def acceptance(self) -> str:
-        """Return the acceptance rule: "exact", or the name of a rule that changes the text."""
+        """Return the acceptance rule: "exact", or the name of a lossy rule."""
         return self.recipe.speculation.acceptance
 
     def request(
         self, prompt: str, max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
     ) -> EngineRequest:
-        """Return a request for a text prompt that stops at the model's end tokens."""
+        """Create a request for a text prompt; generation stops at the model's end-of-text tokens."""
         return self.request_for_ids(tuple(self.tokenizer.encode(prompt)), max_tokens, sampling, **options)
 
     def request_for_ids(
         self, ids: tuple[int, ...], max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
     ) -> EngineRequest:
-        """Return a request for prompt tokens, with the model's penalties if the recipe uses the model's defaults."""
+        """Create a request for prompt tokens, with the model's penalties if the recipe takes the model's defaults."""
         edits = {"edits": self.defaults.edits_for(len(ids))} if self.takes_model_defaults else {}
         options = {"end_ids": self.tokenizer.end_ids, **edits, **options}
         return EngineRequest(ids, max_tokens, sampling or SamplingOptions(), **options)
@@ -71,7 +71,10 @@ class OpenArtifact:
     def respond(
         self, prompts: Sequence[str], max_tokens: int, on_done: Callable[[int, int], None]
     ) -> list[tuple[tuple[int, ...], EngineResult]]:
-        """Return the tokens of each prompt and its greedy response; `on_done` receives (responses, prompts)."""
+        """Return the prompt tokens and the greedy response of each prompt, in batches of the engine's maximum size.
+
+        `on_done` is called with the numbers of responses and of prompts.
+        """
         rows, found = self.engine.settings.max_batch_size, list[tuple[tuple[int, ...], EngineResult]]()
         for start in range(0, len(prompts), rows):
             requests = [self.request(prompt, max_tokens) for prompt in prompts[start : start + rows]]
@@ -82,20 +85,20 @@ class OpenArtifact:
 
     @property
     def takes_model_defaults(self) -> bool:
-        """Return whether requests use the defaults of the model's generation_config.json."""
+        """Return True if omitted request fields take the defaults of the model's generation_config.json."""
         return self.recipe.serving.defaults == MODEL
 
     @cached_property
     def defaults(self) -> ModelDefaults:
-        """Return the defaults from the model's generation_config.json."""
+        """Return the request defaults of the model's generation_config.json."""
         return load_model_defaults(self.root / TOKENIZER)
 
 
 def read_artifact(root: Path, expected: str = "") -> Manifest:
-    """Return the manifest of an artifact after checking its files.
+    """Check an artifact's files and return its manifest.
 
-    `expected` is the SHA-256 that the manifest must have. Raises TrtspecError if the artifact is missing or damaged, or
-    contains code that trtspec did not generate.
+    `expected` is the required SHA-256 of the manifest, or "". Raises TrtspecError if the artifact is missing or
+    damaged, or contains code that trtspec did not generate.
     """
     manifest = load_manifest(root, expected)
     problems, _ = verify_changed(root, manifest)
@@ -110,7 +113,7 @@ def read_artifact(root: Path, expected: str = "") -> Manifest:
 def check_end_ids(root: Path, manifest: Manifest) -> None:
     """Raise TrtspecError if the artifact's tokenizer directory does not define the end-of-text ids.
 
-    Earlier versions did not copy config.json, which holds the end ids of a model without generation_config.json.
+    Earlier versions did not copy config.json, which defines the ids of a model without generation_config.json.
     """
     names = {Path(record.path).name for record in manifest.files if record.path.startswith(f"{TOKENIZER}/")}
     if names and not names & {CONFIG, GENERATION_CONFIG}:
@@ -122,7 +125,7 @@ def check_end_ids(root: Path, manifest: Manifest) -> None:
 def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[OpenArtifact]:
     """Load the converted checkpoints into the torch engine, whichever engine the artifact was built for.
 
-    Calls `read_artifact` unless `manifest` is given. Raises TrtspecError if the artifact's engine converts no
+    Calls `read_artifact` unless `manifest` is given. Raises TrtspecError if the artifact's backend does not convert
     checkpoints.
     """
     from trtspec.engine.engine import Engine
@@ -141,9 +144,9 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
 
 
 def engine_settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
-    """Return the settings for an artifact's engine in this process, including the artifact's compiled kernels.
+    """Return the torch engine's settings for an artifact, including the artifact's compiled kernels.
 
-    The prefix cache is off, because measurements repeat the same prompts with other drafts.
+    The prefix cache is off, because measurements repeat the same prompts with different drafts.
     """
     from trtspec.kernels.verifier import candidate_libraries
 
@@ -151,7 +154,7 @@ def engine_settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
 
 
 def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
-    """Return the prompts to measure on: `given`, else the artifact's prompts, else a small general set.
+    """Load the prompts to measure on: the file `given`, else the artifact's prompts, else the default prompts.
 
     Messages are rendered with the artifact's chat template, if it has one.
     """
@@ -161,9 +164,10 @@ def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
 
 
 def _as_sent(prompts: list[Prompt], root: Path) -> list[Prompt]:
-    """Return prompts as the artifact's server receives them if its engine tokenizes them itself.
+    """Return the prompts in the form in which clients send them to the artifact's server.
 
-    Such an engine adds its special tokens to every text. Raises TrtspecError for a chat prompt that this would change.
+    If the server's engine tokenizes prompts itself, it adds special tokens to every text, so rendered chats are sent
+    without special tokens. Raises TrtspecError for a chat prompt that this would change.
     """
     config = root / REPOSITORY / ENSEMBLE / "config.pbtxt"
     if not any(isinstance(prompt.text, RenderedText) for prompt in prompts):
@@ -182,7 +186,7 @@ def _as_sent(prompts: list[Prompt], root: Path) -> list[Prompt]:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """A generated text, its result, the seconds from submission to completion, and the acceptance rule."""
+    """A generated text with its engine result, the acceptance rule, and the seconds from submission to completion."""
 
     text: str
     result: EngineResult
@@ -199,7 +203,7 @@ def generate_one(
     stop: tuple[str, ...],
     on_text: Callable[[str], None] | None = None,
 ) -> GeneratedText:
-    """Complete one prompt; `on_text` receives the text in increments of whole characters."""
+    """Generate the response to one prompt; `on_text` is called with increments of whole characters."""
     with open_artifact(root) as artifact:
         updates: SimpleQueue[Update] = SimpleQueue()
         started = time.perf_counter()
@@ -210,7 +214,7 @@ def generate_one(
             while True:
                 update = updates.get()
                 ids += update.new_ids
-                # decode all ids again: some tokenizers drop a leading space of the first token that they decode
+                # Decode all ids again, because some tokenizers drop the leading space of the first token they decode.
                 before, text = text, artifact.tokenizer.decode(ids)
                 if on_text and len(text) > len(before):
                     on_text(text[len(before) :])
@@ -229,9 +233,9 @@ def generate_one(
 def generate_many(
     root: Path, prompts: Path, *, max_tokens: int, sampling: SamplingOptions, stop: tuple[str, ...]
 ) -> list[tuple[str, GeneratedText]]:
-    """Complete every prompt of a file, batched by the engine; return (prompt id, text) in file order.
+    """Generate the responses to all prompts of a file in batches; return (prompt id, text) pairs in file order.
 
-    `seconds` is the total for all texts, because they run concurrently.
+    `seconds` of each text is the total time of all texts, because they run concurrently.
     """
     loaded = artifact_prompts(root, prompts)
     with open_artifact(root) as artifact:

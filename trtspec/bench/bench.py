@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure an engine one request at a time (batch 1), in this process or over a server's HTTP.
+"""Speed measurements with one request at a time (batch 1), in this process or on a server over HTTP.
 
-A comparison runs each prompt once without and once with speculation, in alternating order, so that load from other
-programs affects both sides equally. The speed-up is computed from these pairs (`speedup.py`); tokens/s is reported for
-every run. A baseline measures the target alone, for later comparisons; its document identifies the target, the prompts
+A comparison runs each prompt once without and once with speculation, in alternating order, so that other load on the
+machine affects both sides equally. The speed-up is computed from these pairs (`speedup.py`); tokens/s is reported for
+every run. A baseline measures the target alone for later comparisons; its document identifies the target, the prompts
 and the machine.
 """
 
@@ -29,13 +29,13 @@ from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Manifest, manifest_sha256
 
 ANSWERED = ("text_output", "num_output_tokens")
-COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # not reported by every engine
-ALONE = {"num_draft_tokens": 0}  # request fields that switch drafting off
+COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # some engines do not report these
+ALONE = {"num_draft_tokens": 0}  # request fields that disable drafting
 OnProgress = Callable[[str, int, int], None]
-RunAgain = Callable[[BenchComparison], bool]  # whether to add a run after the requested ones
-Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, speculate) to (text, its statistics)
+RunAgain = Callable[[BenchComparison], bool]  # returns True to add a run after the requested ones
+Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, speculate) -> (text, its statistics)
 DEPLOY_WITHOUT_DRAFTS = "build and deploy it with --set speculation.method=none, and give that deployment's name"
-AskAlone = Callable[[str], int]  # (prompt) to the number of generated tokens
+AskAlone = Callable[[str], int]  # (prompt) -> number of generated tokens
 
 
 def measure_engine(
@@ -46,7 +46,10 @@ def measure_engine(
     on_progress: OnProgress = lambda what, done, total: None,
     again: RunAgain = lambda comparison: False,
 ) -> tuple[BenchComparison, list[EngineResult]]:
-    """Compare on an artifact's engine in this process; also return the speculative results of the first run."""
+    """Compare an artifact's engine in this process with and without speculation.
+
+    Also returns the speculative result of each prompt in the first run.
+    """
     results: list[EngineResult] = []
 
     def ask(prompt: str, speculate: bool) -> tuple[Hashable, Stats]:
@@ -71,11 +74,11 @@ def measure_server(
     baseline: Client | None = None,
     again: RunAgain = lambda comparison: False,
 ) -> BenchComparison:
-    """Compare on a running server over HTTP.
+    """Compare a running server with and without speculation over HTTP.
 
-    The baseline is the same server with drafting switched off, or `baseline` if the engine cannot switch it off. Raises
-    DeployError if the server was not built by trtspec, or cannot switch drafting off and no baseline is given. A server
-    whose `acceptance` is known need not report draft counts.
+    The baseline is the same server with drafting disabled per request, or the server `baseline` if the engine does not
+    support that. Raises DeployError if the server was not built by trtspec, or if a baseline is required but missing.
+    Draft counts may be missing from responses if `acceptance` is known.
     """
     if baseline is None and not can_disable_drafts(client):
         raise DeployError("no baseline to compare with", hint=NEEDS_BASELINE)
@@ -98,7 +101,7 @@ def measure_server(
 def measure_drafts(
     client: Client, prompts: Sequence[str], max_tokens: int, on_progress: OnProgress, acceptance: str
 ) -> BenchComparison:
-    """Count drafted and accepted tokens on a server that cannot be compared with itself."""
+    """Count drafted and accepted tokens on a server that cannot disable drafting, without measuring its speed-up."""
     comparison = BenchComparison(len(prompts), max_tokens, acceptance)
     for number, prompt in enumerate(prompts, 1):
         _, stats, counts = _answer(client, {"text_input": prompt, "max_tokens": max_tokens}, ANSWERED)
@@ -109,7 +112,7 @@ def measure_drafts(
 
 
 def can_disable_drafts(client: Client) -> bool:
-    """Return whether the server can switch drafting off for a request."""
+    """Send a short request; return True if the server can disable drafting for single requests."""
     try:
         client.generate({"text_input": "Hello", "max_tokens": 1, **ALONE})
     except DeployError as error:
@@ -120,14 +123,14 @@ def can_disable_drafts(client: Client) -> bool:
 
 
 def _answer(client: Client, request: dict[str, Any], needed: Sequence[str]) -> tuple[str, Stats, bool]:
-    """Return the text, its statistics, and whether the server reported draft counts."""
-    answer = client.generate({**request, "exclude_input_in_output": True})  # NVIDIA's defaults include the prompt
+    """Send a request; return the response's text, its statistics, and True if the server reported draft counts."""
+    answer = client.generate({**request, "exclude_input_in_output": True})  # NVIDIA's default is to include the prompt
     if missing := [key for key in needed if not isinstance(answer.get(key), str if key == "text_output" else int)]:
         message = f"the server's responses lack {', '.join(missing)}"
         raise DeployError(message, hint="serve an artifact built by trtspec")
     new = answer["num_output_tokens"]
     drafted, accepted = (int(answer.get(key, 0)) for key in COUNTED)
-    # the prefill yields the first token; each step yields one token plus the accepted draft tokens
+    # The prefill yields the first token; each step yields one token plus the accepted draft tokens.
     stats = Stats(new_tokens=new, drafted=drafted, accepted=accepted, steps=max(0, new - 1 - accepted))
     return answer["text_output"], stats, all(key in answer for key in COUNTED)
 
@@ -158,7 +161,7 @@ def _compare(
 
 @dataclass(frozen=True)
 class BaselineMeasurements:
-    """Seconds by run and prompt, [run][prompt], and the number of tokens in each response."""
+    """Seconds of each request as [run][prompt], and the number of tokens in each prompt's response."""
 
     seconds: list[list[float]]
     new_tokens: list[int]
@@ -181,7 +184,7 @@ class BaselineMeasurements:
 def measure_baseline(
     ask: AskAlone, prompts: Sequence[Prompt], runs: int, on_progress: OnProgress
 ) -> BaselineMeasurements:
-    """Send every prompt sequentially in each run, after one warm-up request."""
+    """Send every prompt sequentially in each run, after one warm-up request, and measure the seconds."""
     ask(prompts[0].text)
     measured = BaselineMeasurements([[] for _ in range(runs)], [])
     for run, seconds in enumerate(measured.seconds):
@@ -196,7 +199,7 @@ def measure_baseline(
 
 
 def ask_engine(artifact: OpenArtifact, max_tokens: int) -> AskAlone:
-    """Return a function that generates without drafts on an artifact's engine in this process."""
+    """Return a function that generates without drafting on an artifact's engine in this process."""
 
     def ask(prompt: str) -> int:
         request = artifact.request(prompt, max_tokens, draft_len=0)
@@ -206,9 +209,9 @@ def ask_engine(artifact: OpenArtifact, max_tokens: int) -> AskAlone:
 
 
 def ask_server(client: Client, manifest: Manifest, max_tokens: int) -> AskAlone:
-    """Return a function that generates without drafts on an artifact's server.
+    """Return a function that generates without drafting on an artifact's server.
 
-    Raises DeployError if the server cannot switch drafting off.
+    Raises DeployError if the server cannot disable drafting.
     """
     drafts = manifest.recipe.speculation.method != "none"
     if drafts and not can_disable_drafts(client):
@@ -225,7 +228,7 @@ def describe_baseline(
     measured: BaselineMeasurements,
     measured_by: str,
 ) -> dict[str, Any]:
-    """Return the JSON document; `measured_by` is "process" or "server"."""
+    """Return the document of `baseline --json`; `measured_by` is "process" or "server"."""
     engine = manifest.recipe.engine
     samples = zip(prompts, measured.new_tokens, zip(*measured.seconds, strict=True), strict=True)
     return {

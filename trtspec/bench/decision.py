@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summarize the value of speculation in one sentence.
+"""Decision on speculation, with one sentence that explains it.
 
 `decide` is a pure function of `Evidence`, which is collected from an artifact, its verification and its benchmarks.
 `report`, `bench`, `profile` and `tune` print the decision first.
@@ -17,16 +17,16 @@ from trtspec.bench.gates import FAILS, FILES, HOLDS, MAX_RUNS, UNDECIDED, Verifi
 from trtspec.bench.speedup import BenchComparison
 from trtspec.store.artifact import Manifest, load_manifest
 
-# Recommended action. "pays": faster, but the artifact was not verified; "alone": the artifact does not speculate.
+# Recommended actions; "pays": faster, but not verified; "alone": the artifact does not speculate.
 SHIP, PAYS, DO_NOT_SHIP, NOT_DECIDED, UNKNOWN, ALONE = "ship", "pays", "do_not_ship", "undecided", "unknown", "alone"
 MIN_SPEEDUP, MIN_ACCEPTANCE, LOSSLESS = "min_speedup", "min_acceptance", "lossless"
 TARGET = "as fast as the target alone"
-Verdict = tuple[str, str]  # a recommended action and the sentence that explains it
+Verdict = tuple[str, str]  # a recommended action and its explanation
 
 
 @dataclass(frozen=True)
 class RelativeSpeed:
-    """Speed relative to the target alone, with its interval; a single round lacks one."""
+    """Speed relative to the target alone, with a 95 % interval unless it was measured in a single round."""
 
     value: float
     low: float | None = None
@@ -36,20 +36,20 @@ class RelativeSpeed:
         return f"{self.value:.2f} times" + ("" if self.low is None else f" ({self.span})")
 
     def reaches(self, limit: float) -> bool | None:
-        """Return whether the interval is at or above a limit (True), below it (False) or undecided (None)."""
+        """Return True if the interval is at or above `limit`, False if it is below, and None if it is undecided."""
         if self.low is None or self.high is None:
             return None
         return True if self.low >= limit else False if self.high < limit else None
 
     @property
     def span(self) -> str:
-        """Return the interval, or the value of a single round."""
+        """Return the interval as text, or the value if there is only a single round."""
         return f"{self.value:.2f}" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
 
 
 @dataclass(frozen=True)
 class DraftOption:
-    """A draft method or draft with its expected or measured speed-up."""
+    """A speculation method or a draft, with its expected or measured speed-up."""
 
     name: str
     speedup: RelativeSpeed
@@ -57,38 +57,39 @@ class DraftOption:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The facts about a recipe's or an artifact's speculation."""
+    """All facts about a recipe's or an artifact's speculation on which the decision is based."""
 
     method: str
-    subject: str = "this draft"  # the label in sentences, otherwise the method
-    speedup: RelativeSpeed | None = None  # against the target alone at `load`
+    subject: str = "this draft"  # label in sentences
+    speedup: RelativeSpeed | None = None  # over the target alone at `load`
     load: str = "1 request"
-    is_expected: bool = False  # the speed-up is from a profile
-    by_load: Sequence[tuple[float, float]] = ()  # pairs (concurrency, ratio), ascending
+    is_expected: bool = False  # True if the speed-up is predicted by a profile
+    by_load: Sequence[tuple[float, float]] = ()  # (concurrency, ratio) pairs, ascending
     limit: float | None = None  # the recipe's `min_speedup`
     acceptance: float | None = None
-    texts: tuple[int, int] | None = None  # identical texts and all texts of a comparison
+    texts: tuple[int, int] | None = None  # (identical texts, all texts) of a comparison
     must_be_lossless: bool = False
     checks: Sequence[VerificationCheck] = ()
     verified: bool | None = None  # None without a verification
     rivals: Sequence[DraftOption] = ()  # other methods or drafts measured on the same target
     has_baseline: bool = True  # False if speculation was measured without the target alone
-    foreign: Sequence[str] = ()  # why documents do not belong to this artifact, one phrase each
-    more: str = f"--runs {MAX_RUNS}"  # how to measure again
-    measure: str = "trtspec bench"  # the command that measures the artifact
-    check: str = "trtspec verify"  # the command that verifies it, or ""
+    foreign: Sequence[str] = ()  # one phrase for each document of another artifact
+    more: str = f"--runs {MAX_RUNS}"  # advice for a more precise measurement
+    measure: str = "trtspec bench"  # command that measures the artifact
+    check: str = "trtspec verify"  # command that verifies the artifact, or ""
 
     @property
     def speed_gate(self) -> VerificationCheck | None:
-        """Return the check of the minimum speed-up, if it was evaluated."""
+        """Return the check of the gate min_speedup, or None if it was not evaluated."""
         return next((check for check in self.checks if check.name == MIN_SPEEDUP), None)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The recommendation of `profile` or `tune`: `chosen` is None for the target alone.
+    """The recommendation of `profile` or `tune`; `chosen` is None if the target alone is recommended.
 
-    `best` is the fastest option tried, `own` the recipe's current one, `why_alone` the reason to not speculate.
+    `best` is the fastest option tried, `own` is the recipe's current option, and `why_alone` is the reason against
+    speculation.
     """
 
     chosen: DraftOption | None
@@ -102,7 +103,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class SpeculationDecision:
-    """A decision and the sentence that explains it."""
+    """A recommended action and the sentence that explains it."""
 
     decision: str
     text: str
@@ -112,12 +113,12 @@ class SpeculationDecision:
 
     @property
     def style(self) -> str:
-        """Return the terminal colour."""
+        """Return the terminal color of the decision."""
         return {SHIP: "green", PAYS: "green", DO_NOT_SHIP: "red", ALONE: ""}.get(self.decision, "yellow")
 
 
 def decide(found: Evidence | Proposal) -> SpeculationDecision:
-    """Return the verdict of the first rule that applies."""
+    """Return the decision of the first rule that applies."""
     if isinstance(found, Proposal):
         return SpeculationDecision(*_proposed(found))
     rules = (_broken, _alone, _rival, _slower, _contradicted, _missed, _open, _faster, _unmeasured)
@@ -127,7 +128,7 @@ def decide(found: Evidence | Proposal) -> SpeculationDecision:
 def contradicting_measurement(
     check: VerificationCheck, speedup: RelativeSpeed | None, acceptance: float | None, texts: tuple[int, int] | None
 ) -> str:
-    """Return how a benchmark contradicts a check, or "" if it does not."""
+    """Return a description of a benchmark result that contradicts a check, or ""."""
     limit = check.limit if isinstance(check.limit, int | float) else None
     if check.name == MIN_SPEEDUP and speedup and limit is not None:
         above = speedup.value >= limit
@@ -145,7 +146,7 @@ def _refusal(found: Evidence, why: str) -> Verdict:
 
 
 def _broken(found: Evidence) -> Iterator[Verdict]:
-    """An incorrect artifact must not ship, however fast it is."""
+    """Yield a refusal if the artifact is incorrect, whatever its speed."""
     for check in found.checks:
         if check.state == FAILS and not check.name.startswith("min_"):
             yield DO_NOT_SHIP, f"Do not ship this artifact: {check.name} fails: {check.detail}."
@@ -164,7 +165,7 @@ def _alone(found: Evidence) -> Iterator[Verdict]:
 
 
 def _rival(found: Evidence) -> Iterator[Verdict]:
-    """Another option is surely faster, or pays where this one surely does not."""
+    """Yield a refusal if another option is significantly faster."""
     best = max(found.rivals, key=lambda each: each.speedup.value, default=None)
     own = found.speedup
     if best is None or own is None or best.speedup.reaches(1.0) is not True or best.speedup.low is None:
@@ -179,7 +180,7 @@ def _slower(found: Evidence) -> Iterator[Verdict]:
 
 
 def _contradicted(found: Evidence) -> Iterator[Verdict]:
-    """A gate and a benchmark show opposite results."""
+    """Yield a verdict if the gate min_speedup and a benchmark have opposite results."""
     gate = found.speed_gate
     if found.is_expected or not (gate and found.speedup and isinstance(gate.limit, int | float)):
         return
@@ -199,7 +200,7 @@ def _missed(found: Evidence) -> Iterator[Verdict]:
 
 
 def _open(found: Evidence) -> Iterator[Verdict]:
-    """The interval includes the limit."""
+    """Yield "undecided" if the interval of the speed-up includes its limit, or if a check is undecided."""
     wanted = max(1.0, found.limit or 0.0)
     if found.speedup and found.speedup.reaches(wanted) is None:
         expected = "expected to be " if found.is_expected else ""
@@ -210,7 +211,7 @@ def _open(found: Evidence) -> Iterator[Verdict]:
             said += f", but the gate requires {wanted:g}"
         else:
             said += ", so it may be slower"
-        gate = found.speed_gate  # it may have held, although the benchmark's value is below the limit
+        gate = found.speed_gate  # the gate may hold although the benchmark's value is below its limit
         if not found.is_expected and gate and gate.state == HOLDS and found.speedup.value < wanted:
             said += f" (the gate held with {_number(gate)})"
         yield NOT_DECIDED, f"{said}; measure again with {found.more}."
@@ -221,7 +222,7 @@ def _open(found: Evidence) -> Iterator[Verdict]:
 
 
 def _faster(found: Evidence) -> Iterator[Verdict]:
-    """All other rules passed: the interval, if any, is above the limit."""
+    """Yield a positive verdict if a speed-up is known; the earlier rules have excluded one below its limit."""
     undecided = [check.name for check in found.checks if check.state == UNDECIDED]
     but = f"; {', '.join(undecided)} is undecided in the verification" if undecided else ""
     if found.texts and found.texts[0] < found.texts[1]:
@@ -268,7 +269,7 @@ def _proposed(found: Proposal) -> Verdict:
 
 
 def _tail(by_load: Sequence[tuple[float, float]]) -> str:
-    """Return at which of the measured loads speculation does not pay."""
+    """Return a clause on the measured loads at which speculation does not pay; "" for a single load."""
     pays = [load for load, ratio in by_load if ratio > 1.0]
     slow = [load for load, ratio in by_load if ratio <= 1.0]
     if len(by_load) < 2:
@@ -293,9 +294,9 @@ def _number(gate: VerificationCheck) -> str:
 
 
 def artifact_facts(root: Path | None, found: VerificationReport | None = None) -> dict[str, Any]:
-    """Return the facts about an artifact and its verification; without an artifact, only its label.
+    """Return the evidence from an artifact and its verification; without an artifact, only a label.
 
-    `found` is the current verification; checks that it lacks are taken from the saved one.
+    `found` is the current verification; checks that are missing in it are taken from the saved verification.
     """
     if root is None:
         return {"method": "unknown", "subject": "speculation", "check": ""}
@@ -317,7 +318,7 @@ def manifest_facts(manifest: Manifest, root: Path) -> dict[str, Any]:
 
 
 def verification_facts(report: VerificationReport | None) -> dict[str, Any]:
-    """Return the facts from a verification; one without a file check covers only the gates."""
+    """Return the evidence from a verification; `verified` is None unless the artifact's files were checked too."""
     if report is None:
         return {}
     is_whole = any(check.name == FILES for check in report.checks)
@@ -325,7 +326,7 @@ def verification_facts(report: VerificationReport | None) -> dict[str, Any]:
 
 
 def comparison_facts(comparison: BenchComparison) -> dict[str, Any]:
-    """Return the facts from a benchmark with one request at a time."""
+    """Return the evidence from a benchmark with one request at a time."""
     if not comparison.ratios:
         return {"has_baseline": False}
     speedup, drafts = comparison.speedup, comparison.speculative.stats
@@ -338,7 +339,7 @@ def comparison_facts(comparison: BenchComparison) -> dict[str, Any]:
 
 
 def load_facts(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts from the points of a load benchmark; the lowest load decides."""
+    """Return the evidence from the points of a load test; the speed-up at the lowest load decides."""
     judged = [(point["load"], point["speedup"]) for point in points if point["speedup"]]
     if not judged:
         return {"has_baseline": False}
@@ -352,12 +353,12 @@ def load_facts(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def describe_load(load: Mapping[str, Any]) -> str:
-    """Return a readable label for a load, e.g. "4 concurrent requests"."""
+    """Return a label for a load, such as "4 concurrent requests"."""
     if many := load.get("concurrency"):
         return "1 request" if many == 1 else f"{many:g} concurrent requests"
     return f"{load['requests_per_s']:g} requests/s"
 
 
 def evidence(*facts: Mapping[str, Any]) -> Evidence:
-    """Combine facts into one Evidence; later facts override earlier ones."""
+    """Combine facts into Evidence; later facts override earlier ones with the same key."""
     return Evidence(**{key: value for each in facts for key, value in each.items()})

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save, load and identify the documents and verifications of measuring commands.
+"""Storage and identification of measurement documents and verifications.
 
-A document describes the machine and the target. An artifact's contents are fixed, so its document is saved in the state
-directory under the SHA-256 of its manifest: documents/SHA256/KIND.json, the newest of each kind. Measurements before an
-artifact exists are stored under the SHA-256 of its target. Saved documents are records: checksummed, with owner-only
-permissions, and ignored with a warning if they are damaged or other users can write to them. Untrusted files are
-limited in size before parsing.
+A document describes the measured machine and target. The newest document of each kind for an artifact is saved in the
+state directory as documents/SHA256/KIND.json, under the SHA-256 of the artifact's manifest. Measurements before an
+artifact exists are saved under the SHA-256 of its target. Saved documents are checksummed and have owner-only
+permissions. They are ignored with a warning if they are damaged or other users can write to them. Other files are
+untrusted and limited in size before parsing.
 
-`verify` and `bench --gates` write the same record of a verification, verified/SHA256.json, for the manifest and this
-machine; `deploy` and `readiness` read it. The copy in the artifact, reports/verify.json, is for people and CI. It is
-untrusted, because anyone who handled the artifact could have written it, unless its SHA-256 is given
-(`trusted_report`).
+`verify` and `bench --gates` save a verification for a manifest and this machine as verified/SHA256.json, which `deploy`
+and `readiness` read. The copy in the artifact, reports/verify.json, is for people and CI. It is untrusted, because
+anyone who handled the artifact could have written it, unless the user states its SHA-256 (`trusted_report`).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ MAX_BYTES, MAX_VALUES = 64 << 20, 2_000_000
 REPORT_MAX_BYTES, REPORT_MAX_VALUES = 4 << 20, 100_000
 VERIFIED = "trtspec.verified/1"
 REPORT = f"{REPORTS}/verify.json"
-# The first of these keys that is present gives the kind of a document without `kind`.
+# The kind of a document without `kind` is determined by the first of these keys that it contains.
 KEYS = {"methods": "profile", "speculative": "bench", "checks": "verify", "steps": "build"}
 KINDS = ("baseline", "bench", "build", "load", "profile", "tune", "verify")
 
@@ -69,7 +68,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def this_machine() -> dict[str, Any]:
-    """Return the hardware that speeds depend on, without starting a program: the processor and the GPU models."""
+    """Return the hardware that determines speed, the processor and GPU models, without running a program."""
     gpus: list[str] = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         gpus += _proc_values(path, "Model:")
@@ -77,12 +76,12 @@ def this_machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the processor's name from /proc/cpuinfo, or the platform's; Linux reports none on Arm."""
+    """Return the processor's name from /proc/cpuinfo, or the platform's name; Linux on Arm does not report one."""
     return next(iter(_proc_values(Path("/proc/cpuinfo"), "model name")), platform.processor() or "unknown")
 
 
 def _proc_values(path: Path, name: str) -> list[str]:
-    """Return the values after the colon of the lines that start with `name`; empty if the file is unreadable."""
+    """Return the text after the colon of each line that starts with `name`; empty if the file is unreadable."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -91,14 +90,14 @@ def _proc_values(path: Path, name: str) -> list[str]:
 
 
 def write_record(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a record with mode 0600; may raise OSError."""
+    """Write a checksummed record with mode 0600; raises OSError."""
     path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     private_directory(path.parent)
     replace_file(path, dump_checksummed_text(dict(values)), mode=0o600, follow=False)
 
 
 def read_record(path: Path) -> bytes | None:
-    """Return the text of a record, or None if it is absent, damaged or not written by this user."""
+    """Return the bytes of a record, or None if it is absent, damaged or writable by other users."""
     try:
         directory = path.parent.lstat()
         is_safe = stat.S_ISDIR(directory.st_mode) and _is_only_ours(directory)
@@ -120,13 +119,13 @@ def read_record(path: Path) -> bytes | None:
 
 
 def _is_only_ours(status: os.stat_result) -> bool:
-    """Return whether no other user can write to a file or directory."""
+    """Return True if this user owns a file or directory and no other user can write to it."""
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @dataclass(frozen=True)
 class SavedDocument:
-    """A document of a known kind; `time` is its recorded time, else its file's modification time."""
+    """A document of a known kind; `time` is its recorded time, or else the modification time of its file."""
 
     path: Path
     kind: str
@@ -135,12 +134,12 @@ class SavedDocument:
     values: Mapping[str, Any]
 
     def text(self, *keys: str) -> str:
-        """Return the nested text at `keys`, or ""."""
+        """Return the string at the nested `keys`, or ""."""
         return nested_text(self.values, *keys)
 
 
 def nested_text(values: Mapping[str, Any], *keys: str) -> str:
-    """Return the nested text at `keys` of a document, or ""."""
+    """Return the string at the nested `keys` of a document, or ""."""
     found: Any = values
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -148,18 +147,18 @@ def nested_text(values: Mapping[str, Any], *keys: str) -> str:
 
 
 def save_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:
-    """Save an artifact's document; write errors are ignored."""
+    """Save a document of an artifact in the state directory; errors are ignored."""
     save_target_document(manifest_sha256(root), kind, document)
 
 
 def save_target_document(sha256: str, name: str, document: Mapping[str, Any]) -> None:
-    """Save a target's document under `name`; write errors are ignored."""
+    """Save a document of a target under `name` in the state directory; errors are ignored."""
     with suppress(OSError):
         write_record(_documents_dir(sha256) / f"{name}.json", document)
 
 
 def list_documents(root: Path, target: str) -> list[Path]:
-    """Return the files of all undamaged documents of an artifact and of the target with SHA-256 `target`."""
+    """Return the files of all valid saved documents of an artifact and of the target with SHA-256 `target`."""
     folders = [_documents_dir(sha256) for sha256 in (manifest_sha256(root), target)]
     return [path for folder in folders for path in sorted(folder.glob("*.json")) if read_record(path) is not None]
 
@@ -169,7 +168,7 @@ def _documents_dir(sha256: str) -> Path:
 
 
 def read_document(path: Path) -> SavedDocument:
-    """Return a document; raise TrtspecError if the file is not of a known kind."""
+    """Read a document; raises TrtspecError if the file is invalid or its kind is unknown."""
     hint = f"create one with --json of {', '.join(KINDS)}"
     values, data = read_values(path, hint, MAX_BYTES, MAX_VALUES)
     by_key = next((KEYS[key] for key in KEYS if key in values), "")
@@ -181,7 +180,7 @@ def read_document(path: Path) -> SavedDocument:
 
 
 def _time(recorded: Any, path: Path) -> datetime:
-    """Return a document's recorded time in UTC, else its file's modification time."""
+    """Return a document's recorded time in UTC, or else the modification time of its file."""
     with suppress(TypeError, ValueError):
         time = datetime.fromisoformat(recorded)
         if time.tzinfo:
@@ -190,23 +189,24 @@ def _time(recorded: Any, path: Path) -> datetime:
 
 
 def prompts_sha256(texts: Iterable[str]) -> str:
-    """Return the digest of prompts as sent, in order."""
+    """Return the SHA-256 of prompts as sent to the engine, in order."""
     return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
 
 
 def describe_target(manifest: Manifest) -> dict[str, str]:
-    """Return an artifact's target as recorded in documents."""
+    """Return the model name and the SHA-256 of an artifact's target, as recorded in documents."""
     return {"model": manifest.recipe.target.model, "sha256": target_sha256(manifest)}
 
 
 def target_sha256(manifest: Manifest) -> str:
+    """Return the SHA-256 that identifies an artifact's target, independently of its drafter."""
     return planned_target_sha256(
         manifest.recipe, manifest.target_key, ((each.name, each.key) for each in manifest.steps)
     )
 
 
 def planned_target_sha256(recipe: ResolvedRecipe, target_key: str, steps: Iterable[tuple[str, str]]) -> str:
-    """Return the target digest of an artifact that is not built yet, from the name and key of each of its steps.
+    """Return the target SHA-256 of an artifact that is not built yet; `steps` are (name, key) pairs.
 
     If the target is not converted, the digest covers its recipe section, the steps that copy it, and the engine.
     """
@@ -219,7 +219,7 @@ def planned_target_sha256(recipe: ResolvedRecipe, target_key: str, steps: Iterab
 
 
 def mismatch_reason(document: Mapping[str, Any], manifest: Manifest, manifest_sha256: str) -> str:
-    """Return why a document does not belong to an artifact, or "" if nothing contradicts it."""
+    """Return the reason why a document does not belong to an artifact, or "" if no recorded value contradicts it."""
     if target := nested_text(document, "target", "sha256"):
         return _method_mismatch(document, manifest) if target == target_sha256(manifest) else "of another target"
     if told := recorded_manifest(document):
@@ -229,13 +229,13 @@ def mismatch_reason(document: Mapping[str, Any], manifest: Manifest, manifest_sh
 
 
 def recorded_manifest(document: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the manifest recorded in a document, or ""."""
+    """Return the SHA-256 of the manifest that a document records, or ""."""
     told = nested_text(document, "manifest") or nested_text(document, "deployment", "manifest")
-    return told.removeprefix("sha256:")  # which `build --json` and deployments write
+    return told.removeprefix("sha256:")  # prefix written by `build --json` and deployments
 
 
 def _method_mismatch(document: Mapping[str, Any], manifest: Manifest) -> str:
-    """Return "" if a document of this target covers the target alone or this artifact's method."""
+    """Return "" if a document of the right target covers the target alone or the artifact's method, else the reason."""
     profiled = document.get("methods")
     parts = [document, *(profiled if isinstance(profiled, list) else ())]
     methods = {nested_text(part, "method") for part in parts if isinstance(part, Mapping)} - {""}
@@ -245,7 +245,7 @@ def _method_mismatch(document: Mapping[str, Any], manifest: Manifest) -> str:
 
 @dataclass(frozen=True)
 class _Document:
-    """The fields of `VerificationReport.as_dict` that are read back."""
+    """The fields of `VerificationReport.as_dict` that are parsed."""
 
     acceptance: str
     checks: tuple[VerificationCheck, ...]
@@ -256,9 +256,9 @@ class _Document:
 def store_verification(
     root: Path, verification: VerificationReport, on_unwritten: Callable[[TrtspecError], None], out: Path | None = None
 ) -> None:
-    """Save a verification, and write its report into the artifact or to `out`.
+    """Save a verification in the state directory, and write it as a report into the artifact or to `out`.
 
-    `on_unwritten` receives the errors; only one of `out` is raised.
+    Errors are passed to `on_unwritten`; only an error for `out` is raised.
     """
     try:
         save_verification(verification)
@@ -273,7 +273,7 @@ def store_verification(
 
 
 def save_verification(verification: VerificationReport) -> None:
-    """Save this user's verification of an artifact for later commands on this machine; may raise TrtspecError."""
+    """Save a verification for later commands of this user on this machine; raises TrtspecError."""
     path = _record_path(verification.manifest_sha256)
     try:
         write_record(path, {"schema": VERIFIED, "machine": this_machine(), **verification.as_dict()})
@@ -284,9 +284,9 @@ def save_verification(verification: VerificationReport) -> None:
 
 
 def write_report(path: Path, verification: VerificationReport, *, follow: bool = True) -> None:
-    """Write the report for people and CI atomically; raise TrtspecError if that fails.
+    """Atomically write a verification as a JSON report; raises TrtspecError if it cannot be written.
 
-    Without `follow`, as for reports in an artifact, the directory must not be a symbolic link.
+    With `follow=False`, as for reports in an artifact, the directory must not be a symbolic link.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -298,12 +298,12 @@ def write_report(path: Path, verification: VerificationReport, *, follow: bool =
 
 
 def read_verification(root: Path) -> VerificationReport | None:
-    """Return this user's saved verification of this artifact on this machine, or None."""
+    """Return this user's saved verification of the artifact on this machine, or None."""
     return load_verification(root)[0]
 
 
 def load_verification(root: Path) -> tuple[VerificationReport | None, datetime | None]:
-    """Return the result of `read_verification` and the time when it was saved."""
+    """Return the result of `read_verification` and the time at which it was saved."""
     sha256 = manifest_sha256(root)
     path = _record_path(sha256)
     if (data := read_record(path)) is None:
@@ -319,7 +319,7 @@ def load_verification(root: Path) -> tuple[VerificationReport | None, datetime |
 
 
 def read_untrusted_report(root: Path) -> VerificationReport | None:
-    """Return the untrusted report in the artifact if it matches the manifest, or None."""
+    """Return the report in the artifact if it matches the manifest, or None; anyone may have written it."""
     try:
         return _verification(_copy(root), manifest_sha256(root))
     except OSError:
@@ -327,7 +327,7 @@ def read_untrusted_report(root: Path) -> VerificationReport | None:
 
 
 def trusted_report(root: Path, sha256: str) -> VerificationReport:
-    """Return the report in the artifact; raise DigestMismatch unless its SHA-256 is `sha256`."""
+    """Return the report in the artifact; raises DigestMismatch unless its SHA-256 is `sha256`."""
     path, hint = root / REPORT, "`trtspec verify` prints the digest of its report"
     try:
         data = _copy(root)
@@ -352,11 +352,11 @@ def _record_path(sha256: str) -> Path:
 
 
 def _verification(data: bytes, manifest: str) -> VerificationReport | None:
-    """Return the parsed report, or None if it is malformed or about another manifest."""
+    """Parse a verification; return None if it is malformed or about another manifest."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        parse_object(data, REPORT_MAX_VALUES)  # checks size limits, and is stricter than pydantic
+        parse_object(data, REPORT_MAX_VALUES)  # enforces size limits, and is stricter than pydantic
         found = TypeAdapter(_Document).validate_json(data, strict=True)
     except (ValueError, ValidationError):
         return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gates of a recipe and the results of checks: their types, names, evaluation, and the policy for undecided ones.
+"""Gates of a recipe and check results: types, names, evaluation, and the policy for undecided gates.
 
-This module measures and reads nothing; `verify.py` does.
+This module neither measures nor reads files; `verify.py` does both.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
 
 GATES = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
-HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"  # the states of a check
-PROCESS, SERVER = "process", "server"  # what measured a check
-# Why a check was skipped: on request, it needs the running server, the engine cannot report it, the source is missing.
+HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"  # states of a check
+PROCESS, SERVER = "process", "server"  # places of measurement
+# Reasons for a skipped check: user request, needs the running server, not reported by the engine, source missing.
 ON_REQUEST, NEEDS_SERVER, NOT_REPORTED, NO_SOURCE = "request", "server", "engine", "source"
-FILES = "files"  # the check of the artifact's files, run by `verify` but not by `bench --gates`
-MAX_RUNS = 5  # while a speed-up is undecided
-FAIL, PASS = "fail", "pass"  # the policies for undecided gates
-POLICY = "TRTSPEC_UNDECIDED"  # set by --undecided for this process and its children
+FILES = "files"  # name of the check of the artifact's files, which `bench --gates` does not run
+MAX_RUNS = 5  # maximum runs while a speed-up is undecided
+FAIL, PASS = "fail", "pass"  # policies for undecided gates
+POLICY = "TRTSPEC_UNDECIDED"  # environment variable that --undecided sets for this process and its children
 NEEDS_BASELINE = "the engine cannot switch drafting off; give a server without speculation with --baseline NAME-or-URL"
 
 Scalar = bool | int | float | str | None
@@ -34,11 +34,11 @@ Scalar = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class VerificationCheck:
-    """One check and its result; `limit` is the required `value`.
+    """One check and its result: `value` is compared with `limit`.
 
-    `gate` is the recipe's gate that requires it and `measured_by` is "process" or "server"; both may be "". `state` is
-    "holds", "fails" or "undecided"; `ok` of an undecided check follows the policy. `seconds` is its duration;
-    gates decided by one measurement share its time.
+    `gate` is the gate of the recipe that requires the check, or "". `measured_by` is "process", "server" or "". `state`
+    is "holds", "fails" or "undecided"; `ok` of an undecided check depends on the policy. `seconds` is the duration;
+    gates that are decided by one measurement share its time.
     """
 
     name: str
@@ -58,7 +58,7 @@ class VerificationCheck:
 
 @dataclass(frozen=True)
 class SkippedCheck:
-    """A skipped check: `reason` is "request", "server", "engine" or "source", `why` is the explanation for users."""
+    """A skipped check; `reason` is "request", "server", "engine" or "source", and `why` explains it to users."""
 
     name: str
     reason: str
@@ -67,9 +67,9 @@ class SkippedCheck:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """All checks of an artifact, its acceptance rule, and the digest of its manifest.
+    """All checks of an artifact, its acceptance rule, and the SHA-256 of its manifest.
 
-    `speedup` is the measured speed-up on the engine that serves the artifact. `warnings` concern the measurement.
+    `speedup` is the speed-up measured on the engine that serves the artifact, and `warnings` are about the measurement.
     """
 
     checks: tuple[VerificationCheck, ...]
@@ -98,7 +98,7 @@ class VerificationReport:
 
     @property
     def failure(self) -> TrtspecError | None:
-        """Return GateNotMet if only limits of the recipe are missed, VerificationFailed for other failures, or None."""
+        """Return GateNotMet if only minimums of the recipe are missed, else VerificationFailed, or None."""
         failed = [check for check in self.checks if not check.ok]
         error = GateNotMet if all(check.name.startswith("min_") for check in failed) else VerificationFailed
         return error("; ".join(f"{check.name}: {check.detail}" for check in failed)) if failed else None
@@ -108,19 +108,19 @@ class VerificationReport:
         return tuple(check for check in self.checks if check.state == UNDECIDED)
 
     def under(self, policy: str) -> VerificationReport:
-        """Return a copy in which undecided checks fail or pass by the policy "fail" or "pass"."""
+        """Return a copy in which undecided checks pass or fail according to `policy`, "pass" or "fail"."""
         decided = (replace(each, ok=policy == PASS) if each.state == UNDECIDED else each for each in self.checks)
         return replace(self, checks=tuple(decided))
 
     def without(self, gates: Iterable[str]) -> VerificationReport:
-        """Return a copy without the checks of the given gates."""
+        """Return a copy without the checks that belong to `gates`."""
         unwanted = frozenset(gates)
         return replace(self, checks=tuple(each for each in self.checks if (each.gate or each.name) not in unwanted))
 
     def after(self, earlier: VerificationReport | None) -> VerificationReport:
-        """Return a copy with the missing checks of an earlier verification.
+        """Return a copy that also has the checks of an earlier verification that are missing in this one.
 
-        Checks measured on a server are not replaced by checks of this process.
+        Earlier checks on a server take precedence over checks in this process.
         """
         found = {check.name: check for check in (earlier.checks if earlier else ())}
         weaker = {name for name, check in found.items() if check.measured_by == SERVER}
@@ -142,7 +142,7 @@ class GateResults:
 
 
 def undecided_policy(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the policy for undecided gates: from --undecided, else "fail" in CI and "pass" elsewhere.
+    """Return the policy for undecided gates: the value of --undecided, else "fail" in CI and "pass" elsewhere.
 
     GitHub, GitLab and most other CI services set CI=true.
     """
@@ -153,7 +153,7 @@ def undecided_policy(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def active_gates(recipe: ResolvedRecipe, skip: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the names of the gates to evaluate by comparing with and without speculation, except those in `skip`."""
+    """Return the gates that require a comparison with and without speculation, except those in `skip`."""
     gates, drafts = recipe.gates, recipe.speculation.method != "none"
     limits = {"min_acceptance": gates.min_acceptance, "min_speedup": gates.min_speedup}
     names = ("lossless",) * gates.lossless + tuple(name for name, limit in limits.items() if limit and drafts)
@@ -161,7 +161,7 @@ def active_gates(recipe: ResolvedRecipe, skip: Collection[str] = ()) -> tuple[st
 
 
 def check_gate_names(names: Iterable[str]) -> frozenset[str]:
-    """Return the gates to skip; raise TrtspecError for an unknown name."""
+    """Return gate names as a set; raises TrtspecError for an unknown name."""
     for name in names:
         if name not in GATES:
             hint = did_you_mean(name, GATES)
@@ -170,12 +170,12 @@ def check_gate_names(names: Iterable[str]) -> frozenset[str]:
 
 
 def skipped_on_request(name: str) -> SkippedCheck:
-    """Return the record of a check that was skipped with --skip-gate."""
+    """Return the record of a gate that --skip-gate skipped."""
     return SkippedCheck(name, ON_REQUEST, "skipped by --skip-gate")
 
 
 def gates_skipped_on_request(recipe: ResolvedRecipe, skip: Collection[str]) -> list[SkippedCheck]:
-    """Return the records of all gates that were skipped with --skip-gate."""
+    """Return the records of all active gates that --skip-gate skipped."""
     return [skipped_on_request(name) for name in active_gates(recipe) if name in skip]
 
 
@@ -188,7 +188,10 @@ def needs_more_runs(recipe: ResolvedRecipe, skip: Collection[str], max_runs: int
 def evaluate_gates(
     recipe: ResolvedRecipe, comparison: BenchComparison, measured_by: str, skip: Collection[str] = (), remark: str = ""
 ) -> GateResults:
-    """Evaluate the gates; each check records `measured_by`, and each limit's detail ends with `remark`."""
+    """Evaluate the recipe's gates on a comparison made in `measured_by`, "process" or "server".
+
+    `remark` is appended to the details of the gates min_acceptance and min_speedup.
+    """
     found = [_EVALUATE[name](recipe.gates, comparison) for name in active_gates(recipe, skip)]
     left_out = tuple(each for each in found if isinstance(each, SkippedCheck))
     seconds, checks = comparison.seconds / max(1, len(found) - len(left_out)), []
@@ -226,7 +229,7 @@ def _min_acceptance(gates: ResolvedGates, comparison: BenchComparison) -> Verifi
 
 def _min_speedup(gates: ResolvedGates, comparison: BenchComparison) -> VerificationCheck | SkippedCheck:
     limit = gates.min_speedup
-    if not comparison.ratios:  # a required limit that cannot be measured counts as missed
+    if not comparison.ratios:  # a required minimum that cannot be measured counts as missed
         detail = f"cannot be measured: {NEEDS_BASELINE}, or skip it with --skip-gate min_speedup"
         return VerificationCheck("min_speedup", False, None, limit, detail)
     speedup = comparison.speedup

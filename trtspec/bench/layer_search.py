@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find layers that a target can do without when it drafts for itself, on text that it generated.
+"""Search for layers that a target can skip when it drafts for itself, on text that it generated.
 
-`search` tries sets of sublayers. Their score is the matchness, the share of positions where the target without these
-sublayers predicts the same token (SWIFT, Xia et al. 2024, arXiv:2410.06916). Sets are ranked by the expected speed-up
-at their best draft length, not by matchness alone.
+`search` tries sets of sublayers. The score of a set is its matchness: the fraction of positions at which the target
+without these sublayers predicts the same token (SWIFT, Xia et al. 2024, arXiv:2410.06916). Sets are ranked by the
+expected speed-up at their best draft length, not by matchness alone.
 
 `search_artifact` finds sublayers to skip at run time, which share the target's KV cache. `search_layers` finds the
-layers of a pruned draft model with its own KV cache; while its greedy chain matches the target's text it has read the
-same tokens, so one pass over a text gives the length of the matching chain from every position. The search uses half of
-the texts; the reported results are measured on the other half.
+layers to remove for a pruned draft model with its own KV cache. As long as the greedy chain of a pruned draft matches
+the target's text, both have read the same tokens. One pass over a text therefore gives the length of the matching chain
+from every position. The search uses half of the texts; the reported results are measured on the other half.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
     from trtspec.engine.model.decoder import Decoder
 
 FORMAT_VERSION = 1
-MOST_REPEATS = 500  # known proposals in a row after which the neighbourhood of the best set counts as explored
+MOST_REPEATS = 500  # number of consecutive known proposals that ends the search
 REPORTED = 5
 PREFILL_TOKENS = 8192
-LENS = range(1, 17)  # draft lengths of a pruned draft
+LENS = range(1, 17)  # draft lengths tried for a pruned draft
 
 OnProgress = Callable[[str, int, int], None]
-Unit = tuple[tuple[str, int], ...]  # sublayers that are skipped or kept together, each as (kind, layer)
+Unit = tuple[tuple[str, int], ...]  # (kind, layer) of sublayers that are skipped together
 Tokens = Sequence[int]
 Text = tuple[Tokens, Tokens]  # prompt and response
 
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """The limits of a search."""
+    """Limits of a layer search."""
 
-    max_skip: float  # largest share of sublayers to skip
-    iterations: int  # sets to try
+    max_skip: float  # maximum fraction of sublayers to skip
+    iterations: int  # maximum number of sets to try
     seconds: float
     whole_layers: bool = False  # skip a layer's attention and MLP together
-    layers_left: int = 0  # skip whole layers until so many remain, regardless of `max_skip`
+    layers_left: int = 0  # if set, skip whole layers until this many remain, regardless of `max_skip`
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class SkipCandidate:
 
     skip: Skip
     matchness: float
-    cost: float  # share of the weights that a draft step reads
-    draft_len: int  # the length with the highest expected speed-up
+    cost: float  # fraction of the weights that a draft step reads
+    draft_len: int  # length with the highest expected speed-up
     speedup: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -82,14 +82,14 @@ class SkipCandidate:
 
 
 def rate(skip: Skip, matchness: float, config: ModelConfig) -> SkipCandidate:
-    """Return the candidate for a set with this matchness, at its best draft length."""
+    """Return the candidate for skipped sublayers at its best draft length; `matchness` acts as the acceptance rate."""
     cost = draft_cost(skip, config)
     draft_len = max(find_method("swift").draft_lens, key=lambda length: expected_speedup(matchness, length, cost))
     return SkipCandidate(skip, matchness, cost, draft_len, expected_speedup(matchness, draft_len, cost))
 
 
 def draft_cost(skip: Skip, config: ModelConfig) -> float:
-    """Return the weights that a draft step reads as a share of those that a target step reads."""
+    """Return the weights that a draft step reads, as a fraction of the weights that a target step reads."""
     hidden, size = config.hidden_size, config.head_size
     attention = 2 * (config.num_heads + config.num_kv_heads) * size * hidden
     mlp = 3 * hidden * config.intermediate_size * max(1, config.experts_per_token)
@@ -110,9 +110,9 @@ def search(
     on_progress: OnProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[SkipCandidate]:
-    """Return the sets tried until a limit was reached or no new set was found near the best one.
+    """Return all sets tried until a limit is reached or the neighborhood of the best set is explored.
 
-    The first and the last layer are never skipped, as in SWIFT. Raises TrtspecError if that leaves nothing to skip, or
+    The first and the last layer are never skipped, as in SWIFT. Raises TrtspecError if no sublayer may be skipped, or
     if `layers_left` is impossible.
     """
     left = limits.layers_left
@@ -152,10 +152,10 @@ def _units(num_layers: int, whole_layers: bool) -> list[Unit]:
 def _proposals(
     units: Sequence[Unit], most: int, scored: dict[frozenset[Unit], SkipCandidate], chance: Random, *, fills: bool
 ) -> Iterator[frozenset[Unit]]:
-    """Yield each unit alone, then growing sets by descending matchness, then variations of the best set.
+    """Yield each unit alone, then growing sets by descending matchness, then random variations of the best set.
 
-    The best set has the highest expected speed-up; with `fills`, among the sets with the most units. The caller must
-    add each set to `scored` before requesting the next one.
+    The best set has the highest expected speed-up, with `fills` among the sets with the most units. The caller must add
+    each set to `scored` before it requests the next one.
     """
     yield from (frozenset({unit}) for unit in units)
     missed_least = sorted(units, key=lambda unit: -scored[frozenset({unit})].matchness)
@@ -166,7 +166,7 @@ def _proposals(
 
 
 def _changed(best: frozenset[Unit], units: Sequence[Unit], most: int, chance: Random) -> frozenset[Unit]:
-    """Return the set with one random unit added, removed or replaced."""
+    """Return the set with one random unit added, removed or replaced; it has 1 to `most` units."""
     dropped = {chance.choice(sorted(best))}
     added = {chance.choice([unit for unit in units if unit not in best] or units)}
     changes = [best | added, best - dropped, (best - dropped) | added]
@@ -193,7 +193,7 @@ class SkipSearchResult:
         return {"method": "swift", "draft_len": self.best.draft_len, "options": options}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of `swift --json`."""
+        """Return the document of `search-skips --json`."""
         return {
             "format_version": FORMAT_VERSION,
             "candidates": [candidate.as_dict() for candidate in self.candidates],
@@ -213,7 +213,7 @@ def search_artifact(
     seed: int,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> SkipSearchResult:
-    """Search on the target's responses to `samples` of the artifact's prompts, drawn with `seed`.
+    """Search for sublayers to skip, on the target's responses to `samples` prompts of the artifact drawn with `seed`.
 
     Raises TrtspecError if no sublayer can be skipped or there are too few responses.
     """
@@ -231,7 +231,7 @@ def search_artifact(
 def generate_texts(
     root: Path, prompts_file: Path | None, samples: int, max_tokens: int, seed: int, on_progress: OnProgress
 ) -> list[Text]:
-    """Return the target's greedy responses to prompts of a file, by default the artifact's.
+    """Return the target's greedy responses to prompts of a file, by default the artifact's prompts.
 
     Raises TrtspecError for fewer than two non-empty responses.
     """
@@ -249,9 +249,9 @@ def generate_texts(
 def _search(
     root: Path, texts: Sequence[Text], limits: SearchBudget, seed: int, on_progress: OnProgress, *, alone: bool
 ) -> tuple[list[SkipCandidate], Matcher]:
-    """Return the sets tried on half of the texts, and the matcher of the other half.
+    """Return the sets tried on the first half of the texts, and the matcher for the second half.
 
-    The target is loaded again with a cache for the texts, after the engine that generated them has been closed.
+    The engine that generated the texts is closed by now, so the target is loaded again with a cache for them.
     """
     from trtspec.engine.device import choose_device, compute_dtype
     from trtspec.engine.model.decoder import Decoder
@@ -264,11 +264,11 @@ def _search(
 
 
 class Matcher:
-    """Score subsets of a target's sublayers on its texts.
+    """Scorer of skipped sublayers on texts that the full target generated.
 
-    The prompts are in the KV cache from row `first_row`, computed by the full target. The reduced target reads the
-    responses, as a draft reads its own draft tokens. With `alone`, it reads the prompts too, as a separate draft model
-    does.
+    The KV cache has the prompts, computed by the full target, in the rows from `first_row` on. The reduced target then
+    reads the responses, as a draft reads its own draft tokens. With `alone`, the reduced target reads the prompts too,
+    as a separate draft model does.
     """
 
     def __init__(self, model: Decoder, texts: Sequence[Text], first_row: int, *, alone: bool = False) -> None:
@@ -294,11 +294,11 @@ class Matcher:
         self.places = len(at)
 
     def matchness(self, skip: Skip) -> float:
-        """Return the share of positions where the target without these sublayers predicts the generated token."""
+        """Return the fraction of positions at which the target without `skip` predicts the generated token."""
         return float(self._hits(skip).float().mean())
 
     def hits(self, skip: Skip) -> list[list[bool]]:
-        """Return for each text whether each position matches."""
+        """Return, for each text and position, True if the target without `skip` predicts the generated token."""
         found = iter(self._hits(skip).tolist())
         return [[next(found) for _ in said] for _, said in self._texts]
 
@@ -312,7 +312,7 @@ class Matcher:
 
 @dataclass(frozen=True)
 class PrunedDraft:
-    """A pruned draft, measured on texts that the search did not use; `cost` is that of `SkipCandidate`."""
+    """A pruned draft, measured on texts that the search did not use; `cost` is defined in SkipCandidate."""
 
     skip: Skip
     num_layers: int
@@ -324,16 +324,16 @@ class PrunedDraft:
 
     @property
     def layers(self) -> list[int]:
-        """Return the target layers that the draft keeps."""
+        """Return the numbers of the target layers that the draft keeps."""
         return [layer for layer in range(self.num_layers) if layer not in self.skip.layers]
 
     @property
     def speedup(self) -> float:
-        """Return the expected speed-up if the time of a step is proportional to the weights read."""
+        """Return the expected speed-up if the time of a step is proportional to the weights that it reads."""
         return self.acceptance.token_weighted.value / (1 + self.draft_len * self.cost)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of `prune --json` without the directory."""
+        """Return the document of `prune-layers --json` without the output directory."""
         value, low, high = self.acceptance.token_weighted.as_list()
         return {
             "format_version": FORMAT_VERSION,
@@ -361,7 +361,7 @@ def search_layers(
     seed: int,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> PrunedDraft:
-    """Search on the target's responses to `samples` prompts of a file, drawn with `seed`.
+    """Search for the layers of a pruned draft, on the target's responses to `samples` prompts drawn with `seed`.
 
     Candidates are scored on half of the texts; the best one is measured on the other half. Raises TrtspecError if no
     layer can be skipped or there are too few responses.
@@ -385,7 +385,7 @@ def search_layers(
 
 
 def _chains(hits: list[bool]) -> list[ReplayedDraft]:
-    """Return the draft chain after each generated token except the last; it is correct until the first miss."""
+    """Return the draft chain after each generated token except the last; a chain is correct until its first miss."""
     from trtspec.engine.measurement import ReplayedDraft
 
     longest = max(LENS)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare an artifact's text with the source model, run by transformers.
+"""Comparison of an artifact's text with its source model, which is run by transformers.
 
-One forward pass over prompt and response shows for each token whether it is the source model's greedy choice after the
-preceding text. `Reference` reads only the source directory and uses none of trtspec's readers, so that errors in them
-show up as differences in the prompt tokens, the end ids or the text.
+One forward pass over prompt and response shows, for each token, the source model's greedy choice after the preceding
+text. `Reference` reads only the source directory and none of trtspec's readers, so that errors of these readers show up
+as differences in the prompt tokens, the end ids or the text.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     import torch
 
 
-# Largest relative rounding error of a type: half the distance between neighbouring numbers near 1.
+# Largest relative rounding error of a dtype: half the distance between adjacent numbers near 1.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 # Two float32 implementations differ by about 1e-5 in a logit; a smaller lead than this counts as a tie.
 TIE = 1e-3
-END, NAN = -1, float("nan")  # a text end with unknown id; a logit that is not compared
-SHOWN = 5  # differences and ties listed in a report
+END, NAN = -1, float("nan")  # end of text with an unknown id; logit that is not compared
+SHOWN = 5  # maximum listed differences and ties
 OnProgress = Callable[[str, int, int], None]
 
 
 class Reference:
-    """A source model in float32 with its tokenizer and generation settings; on a GPU if it has the memory."""
+    """A source model in float32 with its tokenizer and generation settings; on a GPU if the GPU has enough memory."""
 
     def __init__(self, source: Path) -> None:
         import torch
@@ -55,23 +55,23 @@ class Reference:
         self.end_ids = self._end_ids(source)
 
     def _end_ids(self, source: Path) -> frozenset[int]:
-        """Return transformers' end ids, falling back to the tokenizer's EOS token without a generation_config.json."""
+        """Return the end ids that transformers uses; without a generation_config.json, the tokenizer's EOS token."""
         found = self.model.generation_config.eos_token_id
         if found in (None, []) and not (source / "generation_config.json").exists():
             found = self.tokenizer.eos_token_id
         return frozenset(found if isinstance(found, list) else [] if found is None else [found])
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return a prompt's tokens, using the chat template for messages and the tokenizer alone for a text."""
+        """Return the tokens of a prompt, with the chat template for messages and the tokenizer alone for plain text."""
         if prompt.messages and self.tokenizer.chat_template:
             messages = [dict(message) for message in prompt.messages]
             text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             return list(self.tokenizer(text, add_special_tokens=False).input_ids)
-        is_rendered = isinstance(prompt.text, RenderedText)  # a rendered chat already contains its special tokens
+        is_rendered = isinstance(prompt.text, RenderedText)  # a rendered chat contains special tokens
         return list(self.tokenizer(str(prompt.text), add_special_tokens=not is_rendered).input_ids)
 
     def logits(self, before: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-        """Return the logits [len(text) + 1, vocabulary] for each position of a text and the one after it."""
+        """Return the logits [len(text) + 1, vocab] for each position of a text and the position after it."""
         import torch
 
         ids = torch.tensor([[*before, *text]], device=self.device)
@@ -80,7 +80,7 @@ class Reference:
         return found.float().cpu()
 
     def scores(self, before: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-        """Return the logits like `logits`, after the logits processors of the source's generation_config.json.
+        """Return the logits as in `logits`, processed by the logits processors of the source's generation_config.json.
 
         Rows after an end id are missing, because `generate` stops there.
         """
@@ -107,7 +107,7 @@ class Reference:
         return torch.stack(rows)
 
     def round_weights(self, dtype: str) -> bool:
-        """Round the weights to a dtype in place; return whether any changed."""
+        """Round the weights to a dtype in place; return True if any weight changed."""
         import torch
 
         changed = False
@@ -118,25 +118,26 @@ class Reference:
         return changed
 
     def compute_in(self, dtype: str) -> None:
-        """Convert the weights, and thereby all arithmetic, to a dtype in place."""
+        """Convert the weights to a dtype in place, so that the model computes in that dtype."""
         import torch
 
         self.model = self.model.to(getattr(torch, dtype))
 
     def rounding_limit(self, logits: torch.Tensor, dtype: str) -> float:
-        """Return the largest logit difference that rounding to `dtype` explains; `logits` is [vocabulary].
+        """Return the largest logit difference that rounding to `dtype` can explain; `logits` has the shape [vocab].
 
-        The two blocks of each layer, the embedding and the head round independently, so the errors grow with the square
-        root of their number. Each error is at most the type's rounding error relative to the spread of the logits.
+        The two blocks of each layer, the embedding and the LM head round independently, so the error grows with the
+        square root of their number. Each error is at most the dtype's rounding error relative to the spread of the
+        logits.
         """
         layers = int(getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", 1))
-        finite = logits[logits.isfinite()]  # ignore tokens excluded by a logits processor
+        finite = logits[logits.isfinite()]  # a logits processor masks tokens with -inf
         spread = float(finite.max() - finite.min())
         return ROUNDING.get(dtype, 0.0) * math.sqrt(2 * layers + 2) * spread
 
 
 def _device_for(model: Any) -> torch.device:
-    """Return a GPU if it has room for a model and half as much again, otherwise the CPU."""
+    """Return the GPU if its free memory is at least 1.5 times the model's size, else the CPU."""
     import torch
 
     needed = 1.5 * sum(weight.nbytes for weight in model.parameters())
@@ -145,7 +146,7 @@ def _device_for(model: Any) -> torch.device:
 
 
 def _load_tokenizer(source: Path) -> Any:
-    """Return AutoTokenizer's tokenizer, or the plain tokenizer.json one if that needs code from the repository."""
+    """Return AutoTokenizer's tokenizer or, if that fails, the plain tokenizer of tokenizer.json."""
     import transformers
 
     untyped: Any = transformers
@@ -153,7 +154,7 @@ def _load_tokenizer(source: Path) -> Any:
     for kind in (untyped.AutoTokenizer, untyped.PreTrainedTokenizerFast):
         try:
             return kind.from_pretrained(str(source))
-        except Exception as error:  # files of the source can make it raise anything
+        except Exception as error:  # depends on the source's files
             problems.append(str(error).splitlines()[0][:300] if str(error) else type(error).__name__)
     message = f"transformers cannot load the tokenizer of the source: {problems[0]}"
     raise TrtspecError(message, where=str(source), hint="load it with AutoTokenizer to see the full error")
@@ -161,15 +162,15 @@ def _load_tokenizer(source: Path) -> Any:
 
 @dataclass(frozen=True)
 class _Disagreement:
-    """A position where the source model prefers another token, with its logits for both tokens."""
+    """A position at which the source model prefers another token than the artifact, with its logits of both tokens."""
 
     place: int
     theirs: int
     ours: int
     their_logit: float
     our_logit: float
-    reason: str = ""  # why tokens count as different even if equal
-    rounding: str = ""  # what explains the difference, if a rounding does
+    reason: str = ""  # why equal tokens count as different
+    rounding: str = ""  # the rounding that explains the difference, or ""
 
     @property
     def lead(self) -> float:
@@ -177,7 +178,7 @@ class _Disagreement:
 
     @property
     def is_tie(self) -> bool:
-        return self.lead <= TIE or bool(self.rounding)  # False if a logit is NaN
+        return self.lead <= TIE or bool(self.rounding)  # comparisons with NaN are False
 
     def __str__(self) -> str:
         if self.reason:
@@ -192,13 +193,13 @@ class _Disagreement:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Comparison of one response with the source model's choices."""
+    """Comparison of one response with the source model's greedy choices."""
 
     prompt: str
-    places: int  # compared positions
+    places: int  # number of compared positions
     disagreements: list[_Disagreement]
-    others: tuple[str, ...] = ()  # differences outside the text, in prompt tokens or end ids
-    before: tuple[int, ...] = ()  # the prompt's tokens according to transformers
+    others: tuple[str, ...] = ()  # differences in prompt tokens or end ids
+    before: tuple[int, ...] = ()  # prompt tokens according to transformers
 
     @property
     def agrees(self) -> bool:
@@ -212,7 +213,7 @@ def check_parity(
     results: Sequence[EngineResult],
     on_progress: OnProgress,
 ) -> VerificationCheck:
-    """Compare every token with the source model's greedy choice, and every prompt's tokens with transformers'."""
+    """Compare each generated token with the source model's greedy choice, and prompt tokens with transformers'."""
     reference = Reference(source)
     compared, texts = [], list(zip(prompts, results, strict=True))
     for number, (prompt, result) in enumerate(texts, 1):
@@ -235,14 +236,14 @@ def check_parity(
 
 
 def _may_be_quantized(artifact: OpenArtifact, source: Path) -> bool:
-    """Return whether the recipe or the source requests quantization; the checkpoint alone does not decide that."""
+    """Return True if the recipe or the source requests quantization, independently of the converted checkpoint."""
     wanted = artifact.recipe.target.quantization
     found = source_format(load_source(source))
     return {wanted.weights, wanted.kv_cache, found.weights, found.kv_cache} != {"none"}
 
 
 def _exact_parity(compared: Sequence[_Compared]) -> VerificationCheck:
-    """Require every text to match the source model's, except for numerical ties."""
+    """Require every text to match the source model's choices, except for numerical ties."""
     found = [(answer.prompt, each) for answer in compared for each in answer.disagreements]
     same = sum(answer.places > 0 and answer.agrees for answer in compared)
     detail = f"{same} of {len(compared)} texts match greedy transformers output from the source model"
@@ -257,7 +258,7 @@ def _exact_parity(compared: Sequence[_Compared]) -> VerificationCheck:
 
 
 def _other_differences(compared: Sequence[_Compared]) -> list[str]:
-    """Return the differences outside the text; one shared by all prompts is listed once."""
+    """Return the differences in prompt tokens and end ids; one that several prompts share is listed once."""
     found: dict[str, list[str]] = {}
     for answer in compared:
         for each in answer.others:
@@ -266,7 +267,7 @@ def _other_differences(compared: Sequence[_Compared]) -> list[str]:
 
 
 def _quantized_parity(algorithm: str, compared: Sequence[_Compared], limit: float) -> VerificationCheck:
-    """Require that most tokens of a quantized target match the source's choice after the same text."""
+    """Require that the share of a quantized target's tokens that match the source's choice reaches `limit`."""
     places = sum(answer.places for answer in compared)
     if not places:
         detail = f"not compared: the {algorithm} target generated no token for any of {len(compared)} prompts"
@@ -274,7 +275,7 @@ def _quantized_parity(algorithm: str, compared: Sequence[_Compared], limit: floa
     leads = [each.lead for answer in compared for each in answer.disagreements]
     share = 1 - len(leads) / places
     detail = f"{share:.1%} of {places} tokens of the {algorithm} target match the unquantized source's choice"
-    if compared_leads := [each for each in leads if not math.isnan(each)]:  # ends of texts are compared without logits
+    if compared_leads := [each for each in leads if not math.isnan(each)]:  # ends of texts lack logits
         median = statistics.median(compared_leads)
         detail += f"; elsewhere the source prefers its token by a median logit difference of {median:.3f}"
     detail += f"; required: {limit:.1%}"
@@ -286,7 +287,7 @@ def _quantized_parity(algorithm: str, compared: Sequence[_Compared], limit: floa
 
 
 def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, result: EngineResult) -> _Compared:
-    """Return every position where the source model prefers another token; a chosen end counts as a token."""
+    """Compare one response with the source model's greedy choices; ending the text counts as a token."""
     before, ours = reference.prompt_ids(prompt), artifact.tokenizer.encode(prompt.text)
     logits = _logits(artifact, reference, before, result)
     chosen = [*result.ids, *([END] if result.finish_reason == "end_id" else [])]
@@ -299,7 +300,7 @@ def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, resul
 
 
 def _differs(reference: Reference, logits: torch.Tensor, place: int, theirs: int, ours: int) -> _Disagreement | None:
-    """Return how the source's choice at a position differs from the artifact's; `END` stands for any end id."""
+    """Return the disagreement at a position, or None if the choices agree; `END` stands for any end id."""
     ends = theirs in reference.end_ids
     if ours == END:
         if ends:
@@ -315,7 +316,7 @@ def _differs(reference: Reference, logits: torch.Tensor, place: int, theirs: int
 
 
 def _logits(artifact: OpenArtifact, reference: Reference, before: Sequence[int], result: EngineResult) -> torch.Tensor:
-    """Return the source's logits for a response, with its generation_config penalties if the recipe uses them."""
+    """Return the source's logits for a response, with its generation_config's penalties if the recipe uses them."""
     follow = reference.scores if artifact.takes_model_defaults else reference.logits
     return follow(before, result.ids)
 
@@ -323,10 +324,10 @@ def _logits(artifact: OpenArtifact, reference: Reference, before: Sequence[int],
 def _judge_rounding(
     artifact: OpenArtifact, answer: _Compared, reference: Reference, result: EngineResult, served: str
 ) -> _Compared:
-    """Mark the positions where the source with weights rounded to `served` makes the artifact's choice.
+    """Mark the disagreements that vanish if the source's weights are rounded to `served`.
 
-    The other token's lead must also be within the error of that rounding. A source whose values the type cannot
-    represent is a different model, even if both outputs agree.
+    The lead of the other token must also be within the error of that rounding. If the dtype cannot represent the
+    source's values, the rounded source is a different model, even if both outputs agree.
     """
     if all(each.is_tie for each in answer.disagreements):
         return answer
@@ -347,11 +348,11 @@ def _judge_arithmetic(
     results: Sequence[EngineResult],
     dtype: str,
 ) -> list[_Compared]:
-    """Mark the positions where the rounding of an engine that computes in `dtype` explains another choice.
+    """Mark the disagreements that the rounding of an engine that computes in `dtype` explains.
 
-    The source is run in that type too. The largest error of its own logits at a position may occur in the engine's
-    logits of both tokens, so that a lead of up to twice this error is a tie. It must also be within four times
-    `rounding_limit`: a block rounds its values about five times, not once, and both logits are off.
+    The source model is run in that dtype too. The largest error of its logits at a position may occur in the engine's
+    logits of both tokens, so a lead of up to twice this error is a tie. The lead must also be within four times
+    `rounding_limit`, because a block rounds its values about five times and both logits are affected.
     """
     differing = [
         number for number, answer in enumerate(compared) if not all(each.is_tie for each in answer.disagreements)
@@ -375,7 +376,7 @@ def _judge_arithmetic(
 
 
 def _largest_error(rough: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the largest difference of two rows of logits, ignoring excluded tokens; NaN is the largest."""
+    """Return the largest absolute difference of two rows of logits, ignoring masked tokens; NaN propagates."""
     return float((rough - exact)[exact.isfinite()].abs().max())
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locate the sources of an artifact, check copied files against them, and find prompts that the draft was trained on.
+"""Sources of an artifact: their location, a comparison with copied files, and prompts that the draft was trained on.
 
-`trtspec train` writes the digests of the training prompts' tokens next to the published draft. Measuring prompts among
-them overstate the draft's acceptance. The record is read from the draft's source location, so it is missing for
+`trtspec train` writes the digests of the training prompts' tokens next to the published draft. Measuring on training
+prompts overstates the draft's acceptance. The record is read from the draft's source location, so it is missing for
 artifacts that were built on another machine.
 """
 
@@ -32,15 +32,15 @@ from trtspec.store.artifact_paths import TOKENIZER, checkpoint
 HINT = "give its location with --source DIR"
 RECORD = "trtspec_training.json"
 DIGESTS = "prompt_digests"
-DIGITS = 16  # hex digits of a SHA-256; enough to distinguish a million prompts
+DIGITS = 16  # number of hex digits of a SHA-256, enough to distinguish a million prompts
 MAX_BYTES, MAX_VALUES = 32 << 20, 1_000_000
 OTHER_PROMPTS = "acceptance on other prompts may be lower; measure with held-out prompts (--prompts FILE)"
 
 
 def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
-    """Return the directory of the target's source after validating its config and headers.
+    """Return the directory of the target's source checkpoint, after validating its config and headers.
 
-    Raises TrtspecError if it is missing or holds another model.
+    Raises TrtspecError if the source is missing or has another vocabulary size than the artifact.
     """
     try:
         source = load_source(given or source_location(root, manifest, "target"))
@@ -55,7 +55,10 @@ def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
 
 
 def source_location(root: Path, manifest: Manifest, role: str) -> Path:
-    """Return the location that a model was built from; manifests of earlier versions record it themselves."""
+    """Return the directory that a model was built from; CheckpointError if this machine has no record of it.
+
+    `role` is "target" or "draft". Manifests of earlier versions contain the directory themselves.
+    """
     model = manifest.recipe.models[role]
     if model.revision or os.path.isabs(model.model):
         return locate_source(model)
@@ -72,8 +75,7 @@ def source_location(root: Path, manifest: Manifest, role: str) -> Path:
 def check_sources(root: Path, manifest: Manifest, given: Path | None) -> VerificationCheck | SkippedCheck:
     """Compare the artifact's copied checkpoints with their sources, file by file; `given` is the target's source.
 
-    Skipped if a source is not at its recorded location and none is given. Raises TrtspecError if `given` is not a
-    directory.
+    The check is skipped if a source is not at its recorded location. Raises TrtspecError if `given` is not a directory.
     """
     if given and not given.is_dir():
         raise TrtspecError("no such directory", where=str(given), hint=HINT)
@@ -107,7 +109,7 @@ def prompt_digest(tokens: Sequence[int]) -> str:
 
 
 def overlap(root: Path, texts: Iterable[str], manifest: Manifest | None = None) -> str:
-    """Return how many prompts are among the draft's training prompts, or "" without an overlap or a record."""
+    """Return a sentence on the number of prompts that the draft was trained on, or "" if none is known."""
     trained_on = _training_digests(root, manifest or load_manifest(root))
     if not trained_on:
         return ""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a comparison with and without speculation, and its speed-up with a confidence interval.
+"""Results of a comparison with and without speculation, and the speed-up with its confidence interval.
 
-A ratio is the seconds of one prompt without speculation divided by those with it, both measured in one run. With
-several runs, a prompt's ratio is the median over runs. The speed-up is the median of the prompts' ratios. Its interval
-is a bootstrap: prompts are resampled with replacement, and 95 % of the medians are inside it. The prompt is the unit,
-because repeating a prompt adds no information about others. The result holds for such prompts on this machine.
+A ratio is the seconds of a prompt without speculation divided by the seconds with it, both measured in one run. With
+several runs, the ratio of a prompt is the median over runs. The speed-up is the median over prompts. Its interval is a
+bootstrap over prompts: prompts are resampled with replacement, and 95 % of the medians are inside the interval. The
+prompt is the unit, because repeating a prompt adds no information about other prompts. The result holds for similar
+prompts on this machine.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from trtspec.engine.generation.request import Stats
 
 RESAMPLES = 2000
 PERCENTILES = (2.5, 97.5)
-ENOUGH = 6  # with fewer prompts even the full range covers the median in less than 95 % of cases: 1 - 2 / 2**n
+ENOUGH = 6  # with fewer, even the full range covers the median in under 95 % of cases: 1 - 2 / 2**n
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """The median of `samples` ratios, one per prompt, its 95 % interval, and the ratio of the total times."""
+    """Median of `samples` ratios, one per prompt, with its 95 % interval, and the ratio of the `total` times."""
 
     median: float
     low: float
@@ -32,13 +33,13 @@ class Speedup:
     samples: int
 
     def reaches(self, limit: float) -> bool | None:
-        """Return whether the speed-up is at least `limit`, or None if the interval does not decide that."""
+        """Return True if the speed-up is at least `limit`, False if it is lower, None if the interval is undecided."""
         if self.samples < ENOUGH or self.low < limit <= self.high:
             return None
         return self.low >= limit
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields used in the documents of `bench` and `verify`."""
+        """Return the fields for the documents of `bench` and `verify`."""
         return {
             "speedup": round(self.median, 3),
             "speedup_interval": [round(self.low, 3), round(self.high, 3)],
@@ -53,7 +54,7 @@ class Speedup:
 
 
 def estimate_speedup(ratios: Sequence[float], total: float) -> Speedup:
-    """Return the speed-up from one ratio per prompt; deterministic."""
+    """Return the speed-up from one ratio per prompt; the result is deterministic."""
     import numpy as np
 
     samples = np.asarray(ratios)
@@ -62,9 +63,9 @@ def estimate_speedup(ratios: Sequence[float], total: float) -> Speedup:
 
 
 def bootstrap(samples: int, statistic: Callable[[Any], Any], resamples: int) -> tuple[float, float, float]:
-    """Return a statistic of all samples and its 95 % interval; deterministic.
+    """Return a statistic over all samples and its 95 % bootstrap interval; the result is deterministic.
 
-    `statistic` maps indices of drawn samples [..., samples] to values [...].
+    `statistic` maps the indices of drawn samples, [..., samples], to values [...].
     """
     import numpy as np
 
@@ -75,7 +76,7 @@ def bootstrap(samples: int, statistic: Callable[[Any], Any], resamples: int) -> 
 
 @dataclass
 class BenchSide:
-    """One side of the comparison: tokens/s of each run, and the statistics and seconds of all its requests."""
+    """One side of a comparison: tokens/s of each run, and the statistics and seconds of all its requests."""
 
     tokens_per_s: list[float] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
@@ -98,8 +99,8 @@ class BenchSide:
 class BenchComparison:
     """Results of a comparison; `ratios` are baseline seconds / speculative seconds of all prompts, run by run.
 
-    `acceptance` is the acceptance rule, "unknown" for a server whose artifact is not available. If `ratios` is empty,
-    only speculation was measured. `counts_drafts` is whether the engine reports how many tokens it drafted.
+    `acceptance` is the acceptance rule, or "unknown" for a server whose artifact is not available. `ratios` is empty if
+    only speculation was measured. `counts_drafts` is True if the engine reports the number of drafted tokens.
     """
 
     prompts: int
@@ -113,7 +114,7 @@ class BenchComparison:
 
     @property
     def runs(self) -> int:
-        """Return how often each side ran every prompt."""
+        """Return the number of times that each side ran every prompt."""
         return len(self.ratios) // self.prompts
 
     @property

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify an artifact's output against its target, evaluate its gates, and ensure them before a deployment.
+"""Verification of an artifact's output against its target, evaluation of its gates, and their check before deployment.
 
-For an engine that runs unconverted checkpoints in another process, `verify_artifact` checks only the files and their
-sources. Parity and gates are reported as left to the server (`trtspec bench NAME --gates`).
+If the engine runs unconverted checkpoints in another process, `verify_artifact` checks only the files and their
+sources. Parity and gates are then skipped; `trtspec bench NAME --gates` evaluates the gates on the server.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from trtspec.store.artifact_paths import CHECKPOINTS
 
 log = logging.getLogger(__name__)
 
-OnMeasure = Callable[[tuple[str, ...], bool], None]  # (gates, whether this process measures them)
+OnMeasure = Callable[[tuple[str, ...], bool], None]  # (gates, True if this process measures them)
 OnSkipped = Callable[[Sequence[SkippedCheck]], None]
 
-# Size of the measurement before an unverified artifact is deployed.
+# Numbers of prompts and tokens for measuring an unverified artifact before its deployment.
 DEPLOY_PROMPTS, DEPLOY_TOKENS = 16, 32
-# For estimating its time: seconds per token of a tiny model on a CPU, and bytes of weights read per second.
+# Time estimate of that measurement: seconds per token of a tiny model on a CPU, and bytes of weights per second.
 TOKEN_S, WEIGHTS_PER_S = 0.04, 8e9
 ON_SERVER = (
     "measured on the server: trtspec bench NAME --gates (exit code 110 if texts differ, 112 if a limit is missed)"
@@ -81,10 +81,10 @@ def verify_artifact(
     """Check files, parity with the source model, losslessness and gates; save the result and write the report.
 
     If files are damaged, the other checks are skipped. `source` is the directory of the target's Hugging Face
-    checkpoint, by default the one it was built from. `max_runs` limits the runs for a speed-up near its limit. `skip`
-    names gates to skip. `report` is an alternative path for the report. `reread` hashes files again even if they are
-    unchanged. `expected` is the SHA-256 that the manifest must have. `on_unwritten` receives the error if the artifact
-    or the state directory is not writable. Raises TrtspecError if the source is not found.
+    checkpoint; the default is the one it was built from. `max_runs` limits the runs for a speed-up near its limit.
+    `skip` names gates to skip. `report` is another path for the report. `reread` hashes files again even if they are
+    unchanged. `expected` is the required SHA-256 of the manifest. `on_unwritten` is called with the error if the result
+    cannot be saved. Raises TrtspecError if the source is not found.
     """
     manifest = load_manifest(root, expected)
     files, backend = _check_files(root, manifest, reread=reread), find_backend(manifest.backend.name)
@@ -99,7 +99,7 @@ def verify_artifact(
     verification = VerificationReport(
         checks, acceptance, manifest_sha256(root), left_out, found.speedup, found.warnings
     ).under(undecided_policy())
-    # with results from its server
+    # add earlier results from the artifact's server
     whole = verification if backend.in_process else verification.after(read_verification(root))
     store_verification(root, whole, on_unwritten, report)
     return verification
@@ -167,17 +167,17 @@ def _examine_copies(root: Path, manifest: Manifest, given: Path | None, skip: Co
 
 @dataclass(frozen=True)
 class GateWorkload:
-    """The workload for gates: prompts to run sequentially, and the gates to skip."""
+    """Workload for measuring gates: prompts to run sequentially, and gates to skip."""
 
     prompts: Sequence[str]
     max_tokens: int
-    runs: int  # of each side, and up to MAX_RUNS while the interval of the speed-up includes its limit
+    runs: int  # minimum runs; up to MAX_RUNS while the interval of the speed-up includes its limit
     skip: Collection[str] = ()
     on_progress: OnProgress = lambda what, done, total: None
 
 
 def deploy_load(root: Path, skip: Collection[str], on_progress: OnProgress) -> GateWorkload:
-    """Return the workload for an artifact without a report."""
+    """Return the small workload for gates of an artifact that is deployed without a verification."""
     prompts = [prompt.text for prompt in artifact_prompts(root, None)[:DEPLOY_PROMPTS]]
     return GateWorkload(prompts, DEPLOY_TOKENS, 1, skip, on_progress)
 
@@ -190,7 +190,7 @@ def deploy_estimate_s(root: Path, manifest: Manifest) -> float:
 
 
 def measure_in_process(root: Path, manifest: Manifest, load: GateWorkload) -> BenchComparison:
-    """Measure for the gates in this process; raise TrtspecError if the artifact needs another engine."""
+    """Measure the gates in this process; raises TrtspecError if the artifact's engine runs in a server."""
     name = manifest.backend.name
     if not find_backend(name).in_process:
         hint = "deploy it with trtspec deploy, then run trtspec bench NAME --gates"
@@ -203,9 +203,9 @@ def measure_in_process(root: Path, manifest: Manifest, load: GateWorkload) -> Be
 def measure_on_server(
     client: Client, manifest: Manifest, load: GateWorkload, baseline: Client | None = None, *, in_part: bool = False
 ) -> BenchComparison:
-    """Measure for the gates on a running server; `baseline` is a server without speculation.
+    """Measure the gates on a running server; `baseline` is a server without speculation.
 
-    Raises DeployError if a baseline is needed but missing. With `in_part`, measures what does not need one instead.
+    Raises DeployError if a baseline is required but missing. With `in_part`, only drafts are counted in that case.
     """
     speculation = manifest.recipe.speculation
     if baseline or can_disable_drafts(client):
@@ -228,9 +228,10 @@ def bench_gates(
     baseline: Client | None = None,
     on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
 ) -> tuple[BenchComparison, VerificationReport]:
-    """Evaluate an artifact's gates on `server`, or in this process without one, and save the report.
+    """Evaluate an artifact's gates on `server`, or in this process without one, and save the result.
 
-    `served_manifest` is the SHA-256 of the deployed manifest. Raises DeployError if the artifact was rebuilt since.
+    `served_manifest` is the SHA-256 of the deployed manifest. Raises DeployError if the artifact was rebuilt since
+    then.
     """
     manifest = read_artifact(root)
     if server and served_manifest not in ("", manifest_sha256(root)):
@@ -260,16 +261,14 @@ def ensure_gates(
     expected: str = "",
     trusted: str = "",
 ) -> bool:
-    """Raise unless the gates of an artifact hold, by this user's saved verification or by measuring them now.
+    """Raise unless an artifact's gates hold, by this user's saved verification or by measuring them now.
 
-    The report in the artifact is used only if `trusted` is its SHA-256. `expected` is the SHA-256 that the manifest
-    must have.
+    `trusted` is the SHA-256 of the report in the artifact, if that report should be used instead. `expected` is the
+    required SHA-256 of the manifest. `on_undecided` is called with undecided gates that pass by the policy
+    (`undecided_policy`), and `on_measure` before gates are measured, in this process or on the server.
 
-    `on_undecided` receives the undecided gates that pass (`undecided_policy`). `on_measure` is called before gates are
-    measured, here or on the server.
-
-    Returns whether the gates are settled: an engine that does not run in this process can only be measured on its
-    server. Raises DigestMismatch, VerificationFailed or GateNotMet. Does not need the source model.
+    Returns False if the gates can only be measured on the artifact's server, else True. Does not need the source model.
+    Raises DigestMismatch, VerificationFailed or GateNotMet.
     """
     manifest = read_artifact(root, expected)
     report = trusted_report(root, trusted) if trusted else read_verification(root)
@@ -305,7 +304,7 @@ def ensure_served_gates(
 
 
 def ensure_checks(report: VerificationReport, policy: str = "") -> list[SkippedCheck]:
-    """Raise if a check fails, and return the undecided checks that pass by the policy."""
+    """Raise the report's failure, if any; return the undecided checks that pass by the policy."""
     judged = report.under(policy or undecided_policy())
     if failure := judged.failure:
         raise failure
@@ -314,7 +313,10 @@ def ensure_checks(report: VerificationReport, policy: str = "") -> list[SkippedC
 
 
 def _settled(manifest: Manifest, report: VerificationReport | None, in_process: bool, skip: Collection[str]) -> bool:
-    """Return whether a report without failures covers the gates; other engines need results from their server."""
+    """Return True if a report without failures covers the gates.
+
+    For an engine that does not run in this process, the results must be from its server.
+    """
     wanted = frozenset(active_gates(manifest.recipe, skip))
     if not wanted or (not in_process and manifest.recipe.speculation.method == "none"):
         return True

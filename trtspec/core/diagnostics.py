@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diagnostics of recipes, methods, backends and checkpoints: their data type, order and rendering as plain text.
+"""Data type, sort order and text form of diagnostics: problems in recipes, methods, backends and checkpoints.
 
-Independent of YAML and the recipe schema. All rendered text has tokens masked.
+This module does not depend on YAML or the recipe schema. API tokens are masked in everything it renders.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trtspec.core.errors import TrtspecError
 
 Severity = Literal["error", "warning"]
 
-# The shortest real tokens are longer; folder names such as hf_checkpoints are shorter.
+# Real tokens have at least 20 characters after the prefix; folder names such as hf_checkpoints have fewer.
 TOKEN = re.compile(r"(?<![A-Za-z0-9])(hf_(?=[A-Za-z0-9]{20})|nvapi-(?=[\w-]{20}))[\w-]+")
 LINE_WIDTH = 120
 MAX_DIAGNOSTICS = 100
@@ -24,9 +24,9 @@ MAX_DIAGNOSTICS = 100
 
 @dataclass(frozen=True)
 class Mark:
-    """A position in a file; `line` and `column` start at 1, and `text` is the line's text.
+    """A position in a file: 1-based `line` and `column`, and the `text` of that line.
 
-    A `--set a.b=c` on the command line has neither line nor column.
+    A value set with `--set a.b=c` on the command line has neither a line nor a column.
     """
 
     file: str = ""
@@ -37,10 +37,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One problem: the dotted recipe `path` that it concerns, a code for programs, and a message and hint for users.
+    """One problem at the dotted recipe path `path`: a machine-readable `code`, and a message and hint for users.
 
-    An "error" prevents the build; a "warning" does not. `source` cites the origin of a rule as repository:path@commit
-    or an issue; `mark` is the position in the recipe file, once it is known.
+    An "error" prevents the build; a "warning" does not. `source` cites the origin of the violated rule, as
+    repository:path@commit or as an issue. `mark` is the position in the recipe file and stays empty until `at` sets it.
     """
 
     path: str
@@ -64,7 +64,7 @@ class Diagnostic:
         return self.mark.column
 
     def at(self, mark: Mark) -> Diagnostic:
-        """Return a copy with the given mark and with tokens masked."""
+        """Return a copy at position `mark`, with API tokens masked in all of its texts."""
         return replace(
             self,
             path=mask_tokens(self.path),
@@ -74,17 +74,17 @@ class Diagnostic:
         )
 
     def below(self, prefix: str) -> Diagnostic:
-        """Return a copy whose path is prefixed with `prefix`."""
+        """Return a copy with `prefix` prepended to its dotted recipe path."""
         return replace(self, path=".".join(filter(None, (prefix, self.path))))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for `--json`; the text of the source line is omitted."""
+        """Return the fields as a dictionary for `--json`, without `source` and the text of the source line."""
         keys = ("severity", "code", "file", "line", "column", "path", "message", "hint")
         return {key: getattr(self, key) for key in keys}
 
 
 class RecipeError(TrtspecError):
-    """An invalid recipe; `diagnostics` holds all problems found, and str() renders them."""
+    """An invalid recipe; `diagnostics` contains all problems found, and `str()` renders them as text."""
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         super().__init__("\n\n".join(render_diagnostic(each) for each in diagnostics))
@@ -92,12 +92,12 @@ class RecipeError(TrtspecError):
 
 
 def raise_recipe_error(mark: Mark, code: str, message: str, hint: str | None = None, *, path: str = "") -> NoReturn:
-    """Raise a RecipeError with one diagnostic for a problem that prevents further parsing."""
+    """Raise a RecipeError with a single diagnostic, for a problem that makes further parsing impossible."""
     raise RecipeError([Diagnostic(path, code, message, hint).at(mark)])
 
 
 def mask_tokens(text: str) -> str:
-    """Return the text with API tokens masked."""
+    """Return the text with Hugging Face and NVIDIA API tokens replaced by their prefix and `***`."""
     return TOKEN.sub(r"\1***", text)
 
 
@@ -107,9 +107,9 @@ def sort_position(place: Mark | Diagnostic) -> tuple[str, int, int]:
 
 
 def sort_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """Return diagnostics sorted by position, the first for each path and position.
+    """Return the diagnostics in order of position, keeping only the first one for each recipe path and position.
 
-    At most MAX_DIAGNOSTICS are returned, followed by one with the code "too-many-problems" if there are more.
+    If more than MAX_DIAGNOSTICS remain, the rest is replaced by one diagnostic with the code "too-many-problems".
     """
     first_of: dict[object, Diagnostic] = {}
     for diagnostic in diagnostics:
@@ -123,7 +123,7 @@ def sort_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
 
 
 def render_diagnostic(diagnostic: Diagnostic) -> str:
-    """Return the position, the numbered source line, the message and the hint, one per line."""
+    """Return a diagnostic as text: position and recipe path, numbered source line, message and hint, one per line."""
     mark = diagnostic.mark
     place = [mark.file, *(str(number) for number in (mark.line, mark.column) if number)]
     lines = ["  ".join(part for part in (":".join(place), diagnostic.path) if part)]
@@ -142,7 +142,7 @@ def _window(text: str, column: int) -> str:
     return ("…" if start else "") + text[start : start + LINE_WIDTH] + "…"
 
 
-PYDANTIC_MESSAGES = (  # messages of pydantic and trtspec's wording of them
+PYDANTIC_MESSAGES = (  # pairs of a regular expression for a pydantic message and its replacement
     (r"(?:Value error|Assertion failed), ", ""),
     (r"Input should be a valid number\b.*", "expected a number"),
     (r"Input should be a valid integer\b.*", "expected a whole number"),
@@ -163,7 +163,7 @@ PYDANTIC_MESSAGES = (  # messages of pydantic and trtspec's wording of them
 
 
 def simplify_pydantic_message(text: str) -> str:
-    """Return a message of pydantic in the wording of trtspec's own messages."""
+    """Rephrase a pydantic error message in the style of trtspec's messages, if it is a known one."""
     for pattern, words in PYDANTIC_MESSAGES[1:]:
         if found := re.fullmatch(pattern, text, re.DOTALL):
             return found.expand(words)
@@ -171,7 +171,7 @@ def simplify_pydantic_message(text: str) -> str:
 
 
 def escape_unprintable(line: str) -> str:
-    """Return the line with escapes for characters that would move the cursor or cannot be encoded."""
+    """Replace tabs with four spaces and escape other unprintable characters, which could move the cursor."""
     line = line.replace("\t", "    ")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
@@ -180,6 +180,6 @@ MAX_QUOTED_CHARS = 100  # maximum characters of a quoted value
 
 
 def quote_value(value: Any) -> str:
-    """Return a value as messages quote it: a string in single quotes, other values as JSON, both truncated."""
+    """Format a value for a message: a string in Python quotes, others as JSON, cut to MAX_QUOTED_CHARS characters."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= MAX_QUOTED_CHARS else f"{text[: MAX_QUOTED_CHARS - 1]}…"

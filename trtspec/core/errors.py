@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that a user can act on, and the exit code of the command that raised them.
+"""Exceptions for errors that the user can fix, with their exit codes, and descriptions of operating system errors.
 
     `TrtspecError`              1   wrong usage, or a problem on this machine that the user can fix
       `CheckpointError`         1   a source or converted checkpoint is unreadable or inconsistent
@@ -28,15 +28,15 @@ Subclasses in other modules, all with exit code 1:
                      `ProbeFailed` (deployment/rollout/canary.py), `BadAnswer` (bench/load/api.py) and its
                      subclass `ServerRejected` (bench/load/client.py)
 
-A TrtspecError is printed without a traceback. Any other exception is a bug of trtspec (traceback, exit code 70), except
-operating system errors that `describe_os_error` describes.
+A TrtspecError is printed without a traceback, and so is an OSError that `describe_os_error` recognizes. Any other
+exception is a bug in trtspec: it is printed with its traceback, and the exit code is 70.
 """
 
 from __future__ import annotations
 
 import errno
 
-# Descriptions of operating system errors, each followed by a path; any other OSError is a bug.
+# Descriptions of operating system errors, to be followed by a path. An OSError that is not listed is a bug.
 _REFUSALS = {
     errno.ENOSPC: "no space left on",
     errno.EDQUOT: "disk quota exceeded on",
@@ -56,14 +56,14 @@ _REFUSALS = {
     errno.ENXIO: "no such device:",
     errno.ETIMEDOUT: "the file server does not respond for",
 }
-# Exhausted resources, which do not depend on a path.
+# Descriptions of exhausted resources, for which a path is not essential.
 _EXHAUSTED = {
     errno.EMFILE: "this process has too many open files",
     errno.ENFILE: "this machine has too many open files",
     errno.ENOMEM: "not enough memory",
     errno.EAGAIN: "the limit of processes or threads is reached",
 }
-# Messages of libraries' RuntimeError, ImportError and SystemError when memory or threads run out.
+# Parts of the messages of libraries' RuntimeError, ImportError and SystemError when memory or threads run out.
 _OUT_OF_MEMORY = ("allocate memory", "out of memory", "failed to map segment", "bad_alloc", "bad allocation")
 _OUT_OF_THREADS = "can't start new thread"
 MEMORY_HINT = "free memory, raise the limit (ulimit -v, or the container's), or use a smaller model"
@@ -84,14 +84,14 @@ _GROWING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only writing raises thes
 
 
 def describe_os_error(error: OSError) -> str | None:
-    """Return a description of an operating system error, to be followed by a path, or None for a bug."""
-    if not error.errno:  # UnreadableFile, whose message is trtspec's
+    """Return the description of an OSError, to be completed by a path, or None if it indicates a bug in trtspec."""
+    if not error.errno:  # an UnreadableFile: its `strerror` is trtspec's own message
         return f"{error.strerror}:" if error.strerror else None
     return f"{_EXHAUSTED[error.errno]} at" if error.errno in _EXHAUSTED else _REFUSALS.get(error.errno)
 
 
 def describe_os_error_at(error: OSError, otherwise: str) -> str | None:
-    """Return the description with the error's path, or with `otherwise` if it has none, like `describe_os_error`."""
+    """Return the description of an OSError followed by its path, or by `otherwise` without one; None for a bug."""
     refused, path = describe_os_error(error), os_error_path(error)
     if refused and not path and error.errno in _EXHAUSTED:
         return _EXHAUSTED[error.errno]
@@ -99,15 +99,15 @@ def describe_os_error_at(error: OSError, otherwise: str) -> str | None:
 
 
 def os_error_remedy(error: OSError) -> str | None:
-    """Return the remedy for an operating system error, or None if it depends on the command."""
+    """Return the remedy for an OSError, or None if the remedy depends on the command or is unknown."""
     return _REMEDIES.get(error.errno or 0)
 
 
 def resource_exhaustion_error(error: BaseException) -> TrtspecError | None:
-    """Return a TrtspecError if memory or threads ran out, else None.
+    """Return a TrtspecError if `error` was caused by exhausted memory or threads, else None.
 
-    Recognizes MemoryError and the errors that libraries raise in its place. Causes and contexts are examined too,
-    because a failed import, for example, has its own message.
+    Recognizes MemoryError and the errors that libraries raise instead of it. Also examines the chained exceptions,
+    because a failed import, for example, hides the original error behind its own.
     """
     chain: list[BaseException] = []
     following: BaseException | None = error
@@ -130,14 +130,14 @@ def _exhaustion(error: BaseException) -> TrtspecError | None:
 
 
 def os_error_path(error: OSError) -> str | None:
-    """Return the path of the error; for a copy that ran out of space, the destination (shutil's second path)."""
+    """Return the path of an OSError, or None; for a copy that ran out of disk space, it is the destination."""
     is_copy = error.errno in _GROWING and error.filename2
     path = error.filename2 if is_copy else error.filename
     return str(path) if path else None
 
 
 class TrtspecError(Exception):
-    """An error that the user can act on: the problem, where it is, and a hint."""
+    """An error that the user can fix: the problem (`message`), its location (`where`) and how to fix it (`hint`)."""
 
     exit_code = 1
     remedy: str | None = None  # default hint
@@ -156,9 +156,9 @@ class TrtspecError(Exception):
 
 
 class CheckpointError(TrtspecError):
-    """A source or converted checkpoint is unreadable or inconsistent.
+    """A source checkpoint or a converted checkpoint is unreadable or inconsistent.
 
-    The remedy depends on the cause, so the class does not set one.
+    The fix depends on the cause, so the class does not set a default hint.
     """
 
 
@@ -167,7 +167,7 @@ class UnsupportedModel(CheckpointError):
 
 
 class UnsupportedArchitecture(UnsupportedModel):
-    """No family matches the checkpoint, which cannot be converted; some engines run it unconverted."""
+    """No model family matches the checkpoint, so it cannot be converted; some engines run it unconverted."""
 
     def __init__(self, message: str, *, architecture: str, where: str, hint: str | None = None) -> None:
         super().__init__(message, where=where, hint=hint)
@@ -183,7 +183,7 @@ class DeployError(TrtspecError):
 class Overloaded(TrtspecError):
     """A server's request queue is full; the client may retry later.
 
-    `status` is Triton's name of the status code. `WORDS` identifies the error where only its message is available.
+    `status` is the name of Triton's status code. Code that receives only the message recognizes the error by `WORDS`.
     """
 
     status = "UNAVAILABLE"
@@ -194,7 +194,7 @@ class Overloaded(TrtspecError):
 
 
 class EngineFailed(TrtspecError):
-    """An engine stopped because of an internal error. `status` is Triton's name of the status code."""
+    """An engine stopped because of an internal error; `status` is the name of Triton's status code."""
 
     status = "INTERNAL"
 
@@ -207,7 +207,7 @@ class StepError(TrtspecError):
 
 
 class SourceChanged(StepError):
-    """A step's input does not match, or no longer matches, its key; outputs made from it are invalid."""
+    """The input of a build step does not match the step's key, or changed during the step; its outputs are invalid."""
 
     remedy = "build again"
 
@@ -219,7 +219,7 @@ class StepTimeout(TrtspecError):
 
 
 class DigestMismatch(TrtspecError):
-    """The bytes on disk differ from the recorded digest."""
+    """A file's bytes differ from its recorded digest."""
 
     exit_code = 102
     remedy = "`trtspec build` rebuilds the artifact from the intact steps"
@@ -230,7 +230,7 @@ class UntrustedCode(DigestMismatch):
 
 
 class VerificationFailed(TrtspecError):
-    """The artifact's output differs from the target's."""
+    """The text that an artifact generates differs from the text of its target model."""
 
     exit_code = 110
 
@@ -243,13 +243,13 @@ class SmokeTestFailed(TrtspecError):
 
 
 class GateNotMet(TrtspecError):
-    """A gate of the recipe failed."""
+    """The artifact misses a gate, which is a measurable requirement of its recipe such as a minimum speed-up."""
 
     exit_code = 112
 
 
 class RolledBack(TrtspecError):
-    """A new revision failed its rollout and the previous revision serves again."""
+    """The rollout of a new revision failed, and the previous revision serves again; `reason` is the cause."""
 
     exit_code = 113
     remedy = "`trtspec history NAME` shows what happened; `trtspec logs NAME` prints the server's log"

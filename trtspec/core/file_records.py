@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of files in the documents of the store and of artifacts."""
+"""Pydantic model of a file's path, size and digests, as recorded in the documents of the store and of artifacts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from trtspec.core.hashing import Segments, combine_segments, segment_count, segment_ranges
 
-MAX_PATH_BYTES, MAX_NAME_BYTES = 2048, 255  # limits of Linux file systems, less a margin for the parent directory
+MAX_PATH_BYTES, MAX_NAME_BYTES = 2048, 255  # Linux's limits; for paths, with a margin for the parent directory
 
 
 def _relative(path: str) -> str:
@@ -34,7 +34,7 @@ SHOWN_SEGMENTS = 3
 
 
 class FileRecord(BaseModel):
-    """Size and segments (core/hashing.py) of a file when it was written; `path` is relative to its directory."""
+    """Size and segment digests (core/hashing.py) of a file; `path` is relative to the described directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,11 +50,14 @@ class FileRecord(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Return the digest of the whole file."""
+        """Return the BLAKE3 digest of the whole file, in hex."""
         return combine_segments(self.segments, self.size)
 
     def difference(self, segments: Segments) -> str | None:
-        """Return the byte ranges of the segments that differ in a file of this size, or None."""
+        """Return a description of the byte ranges whose digests differ from `segments`, or None if all are equal.
+
+        The compared file must have the recorded size.
+        """
         ranges = zip(segment_ranges(self.size), self.segments, segments, strict=True)
         differing = [f"{begin:,} to {end - 1:,}" for (begin, end), recorded, found in ranges if found != recorded]
         if not differing:

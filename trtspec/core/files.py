@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of untrusted files, durable and atomic writing of files and directories, file identity, copies and locks.
+"""Bounded reads of untrusted files, atomic and durable writes of files and directories, file identity, copies, locks.
 
-Independent of the store and artifacts, which build on it. Imports pydantic lazily because servers import this module.
+The store and artifacts are built on this module. pydantic is imported lazily, because servers import this module and do
+not need pydantic.
 
-A directory is replaced atomically: readers see the old one or the new one, never a partial one. The next writer cleans
-up after a writer that was killed.
+A directory is replaced atomically: readers see the old one or the new one, never a partial one. If a writer is killed,
+the next writer deletes its temporary files.
 
-    .NAME.lock            held during the replacement
+    .NAME.lock            locked during the replacement
     .NAME.tmp-<random>    the new directory while it is filled; after the swap, the old one while it is deleted
     .NAME.old-<random>    the old directory until the new one is in place, on a file system that cannot swap
 """
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def failpoint(name: str) -> None:
-    """Kill this process without clean-up if the environment variable TRTSPEC_FAILPOINT equals `name`."""
+    """Kill this process without clean-up if the environment variable TRTSPEC_FAILPOINT is `name`; for crash tests."""
     if os.environ.get("TRTSPEC_FAILPOINT") == name:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -49,23 +50,24 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-UNREAD = "unread"  # in place of the digest of a file that has not been read
+UNREAD = "unread"  # placeholder for the digest of a file that has not been read
 AbsentFile = tuple[str, int, int]  # digest or UNREAD, bytes and mtime in ns of an absent file
 
 
 class UnreadableFile(OSError):
-    """A file that must not be read; `strerror` gives the reason."""
+    """A file that trtspec refuses to read; `strerror` is the reason."""
 
 
 def describe_read_error(error: OSError) -> str:
-    """Return why a file could not be read."""
+    """Return the reason why a file could not be read, for use in a message."""
     return str(error.strerror) if isinstance(error, UnreadableFile) else f"cannot be read: {error.strerror}"
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
-    """Open a regular file for reading; raise OSError, or UnreadableFile for a directory, a pipe or a device.
+    """Open a regular file for reading.
 
-    Without `follow`, a symbolic link at `path` also raises UnreadableFile; use this for files from untrusted sources.
+    Raises UnreadableFile for a directory, pipe, socket or device, and OSError if the file cannot be opened. With
+    `follow=False`, which is meant for untrusted directories, a symbolic link at `path` also raises UnreadableFile.
     """
     return os.fdopen(_open_regular(path, follow=follow), "rb")
 
@@ -87,10 +89,10 @@ def _open_regular(path: Path, *, follow: bool) -> int:
 
 
 def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
-    """Return the bytes of a regular file; raise OSError, or UnreadableFile if it has more than `max_bytes`.
+    """Return the bytes of a regular file of at most `max_bytes` bytes.
 
-    The buffer has the file's size. A file that grows while it is read raises UnreadableFile. See `open_regular` for
-    `follow`.
+    Raises UnreadableFile for a larger file or one that grows during the read; otherwise raises like `open_regular`,
+    which also explains `follow`.
     """
     descriptor = _open_regular(path, follow=follow)
     try:
@@ -108,14 +110,15 @@ def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
 
 
 def read_typed(form: type[T], path: Path, max_bytes: int) -> T:
-    """Return the JSON object of a file as the dataclass `form`; raise OSError, or ValueError like `parse_typed`."""
+    """Parse a JSON file into the dataclass `form`; raises OSError as `read_bounded`, ValueError as `parse_typed`."""
     return parse_typed(form, read_bounded(path, max_bytes))
 
 
 def parse_typed(form: type[T], data: bytes) -> T:
-    """Return a JSON object as the dataclass `form`; raise ValueError for values of other types.
+    """Parse a JSON object into the dataclass `form`, without type coercion.
 
-    Keys without a field in `form` are ignored so that later versions can add keys.
+    Raises ValueError for invalid JSON, missing keys and values of other types. Unknown keys are ignored, so that later
+    versions can add keys.
     """
     try:
         found: T = _reader(cast(Any, form)).validate_json(data, strict=True)
@@ -134,15 +137,16 @@ def _reader(form: Any) -> Any:
 
 
 def file_identity(path: Path) -> str:
-    """Return a string (device, inode, size, times) that changes with each write, as far as the system records it."""
+    """Return a string of the file's device, inode, size, mtime and ctime; it changes whenever the file is written."""
     stat = path.stat()
     return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
 
 
 def is_guarded(path: Path) -> bool:
-    """Return whether only this user or root owns and may write a file.
+    """Return True if only this user or root owns and may write the file.
 
-    The directories above are not checked: a file that replaces another one has another inode and change time.
+    Parent directories are not checked. Replacing the file through them is detectable, because the new file has another
+    inode and change time.
     """
     status = path.stat()
     if status.st_uid not in (_ROOT, os.geteuid()) or status.st_mode & stat.S_IWOTH:
@@ -152,7 +156,7 @@ def is_guarded(path: Path) -> bool:
 
 @cache
 def _is_private_group(gid: int) -> bool:
-    """Return whether a group is root's or this user's private group without other members."""
+    """Return True if the group is root's or this user's own and contains no other user."""
     import grp
     import pwd
 
@@ -164,33 +168,37 @@ def _is_private_group(gid: int) -> bool:
 
 
 def changed_ns(path: Path) -> int:
-    """Return the later of a file's mtime and ctime; any writer can set the mtime."""
+    """Return the later of a file's mtime and ctime in nanoseconds; a writer can set only the mtime to any value."""
     status = path.stat()
     return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 def files_fingerprint(paths: Sequence[Path]) -> str:
-    """Return a hash that changes when a file is replaced, even by the same bytes; detects changes during a read."""
+    """Return a SHA-256 over the names and identities of files, which detects files that change during a read.
+
+    The fingerprint changes even if a file is replaced by one with the same bytes.
+    """
     return hashlib.sha256(repr([(path.name, file_identity(path)) for path in paths]).encode()).hexdigest()
 
 
 def private_directory(path: Path) -> Path:
-    """Create a directory with mode 0700, or set that mode on an existing one; parents are not changed."""
+    """Create a directory with mode 0700, or set that mode on an existing directory; parents keep their mode."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     return path
 
 
 def private_file(path: Path) -> BinaryIO:
-    """Create a file with mode 0600 and open it for writing; an existing file or link is replaced."""
+    """Create a file with mode 0600 and open it for writing, after deleting an existing file or link of that name."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 def map_in_threads(work: Callable[[T], R], items: Sequence[T], threads: int | None = None) -> list[R]:
-    """Return `work(item)` for each item, in order; `work` should release the GIL, as hashing, reading and waiting do.
+    """Return `[work(item) for item in items]`, computed by `threads` threads (default: one per core).
 
-    After an error no further item is started. The default is one thread per core.
+    Only work that releases the GIL, such as hashing or I/O, gains from this. After an error, no further item is
+    started.
     """
     if len(items) < 2:
         return [work(item) for item in items]
@@ -205,7 +213,7 @@ def map_in_threads(work: Callable[[T], R], items: Sequence[T], threads: int | No
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until a file's bytes, or a directory's entries, are on the disk."""
+    """Flush a file's bytes, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -214,15 +222,15 @@ def fsync_path(path: Path) -> None:
 
 
 def sync_directories(root: Path) -> None:
-    """Wait until all directory entries below `root` are on the disk; files must be synced by the caller."""
+    """Flush the entries of all directories in the tree at `root` to the disk; the caller must flush the files."""
     for directory, _, _ in os.walk(root, topdown=False):
         fsync_path(Path(directory))
 
 
 def copy_tree(source: Path, out: Path, *, without: str = "", follow_links: bool = True) -> None:
-    """Copy a directory, except entries named `without`; the first OSError is raised unchanged.
+    """Copy a directory tree to the new directory `out`, except entries named `without`.
 
-    shutil.copytree would reduce errors to their messages.
+    Unlike shutil.copytree, which collects errors and keeps only their messages, it stops at the first OSError.
     """
     out.mkdir(parents=True)
     for path in sorted(source.iterdir()):
@@ -235,7 +243,7 @@ def copy_tree(source: Path, out: Path, *, without: str = "", follow_links: bool 
 
 
 def reserve_space(descriptor: int, nbytes: int) -> None:
-    """Set a file's size and allocate its disk space if supported, so that a full disk is detected before the work."""
+    """Set a file's size and, if supported, allocate its disk space, so that a full disk is detected early."""
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:  # network file systems do not support it
@@ -245,7 +253,7 @@ def reserve_space(descriptor: int, nbytes: int) -> None:
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all bytes at `offset` of an open file."""
+    """Write all of `data` at byte `offset` of an open file, without moving the file position."""
     rest = memoryview(data).cast("B")
     while rest.nbytes:
         done = os.pwrite(descriptor, rest, offset)
@@ -283,11 +291,12 @@ def can_share_blocks(source: Path, directory: Path) -> bool:
 def replace_file(
     path: Path, data: bytes, *, mode: int = 0o666, nbytes: int = 0, follow: bool = True, durable: bool = True
 ) -> None:
-    """Atomically replace `path` by `data`, extended with a hole to `nbytes`, with permissions `mode` less the umask.
+    """Atomically replace the file `path` with `data`, zero-extended to at least `nbytes` bytes.
 
-    The temporary file next to it has a random name and is created exclusively, so an attacker cannot place a link
-    there. A link at `path` is replaced, not followed. Without `follow`, the directory must not be a link either.
-    Without `durable`, the file may be lost in a power failure. Raises OSError, which names `path`.
+    The temporary file in the same directory has a random name and is created exclusively, so an attacker cannot plant a
+    link under that name. A link at `path` is replaced, not followed. With `follow=False`, the parent directory must not
+    be a link either. With `durable=False`, the new content may be lost in a power failure. `mode` is subject to the
+    umask. Raises OSError with `path` as its file name.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with _naming(path):
@@ -321,12 +330,12 @@ def _replace_in(directory: int, name: str, data: bytes, mode: int, nbytes: int, 
 
 
 def temporary_name(name: str) -> str:
-    """Return an unpredictable name for the temporary file that will become `name`."""
+    """Return an unpredictable name for the temporary file that will be renamed to `name`."""
     return f".{name[:80]}.{secrets.token_hex(8)}.tmp"
 
 
 def create_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a new file; raise FileExistsError if anything, even a link, has its name."""
+    """Create a file with content `data`; raise FileExistsError if `path` exists, even as a dangling link."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         write_all(descriptor, data, 0)
@@ -335,7 +344,7 @@ def create_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def file_lock(path: Path, timeout_s: float = -1) -> BaseFileLock:
-    """Return a lock for a path, not yet acquired; errors of a file system without locks name the path."""
+    """Return an unacquired inter-process lock at `path`; OSErrors while it is acquired contain the path."""
     return _named_lock()(path, timeout_s)
 
 
@@ -353,7 +362,7 @@ def _named_lock() -> type[BaseFileLock]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Make errors of the block name `path`, because calls relative to a directory descriptor do not."""
+    """Add `path` to each OSError of the block, because calls relative to a directory descriptor do not report it."""
     try:
         yield
     except OSError as error:
@@ -361,7 +370,10 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def swap_directories(one: Path, other: Path) -> bool:
-    """Swap two directories atomically; return False if the system does not support it."""
+    """Atomically exchange two directories; return False if the kernel or file system does not support it.
+
+    Raises OSError for any other failure.
+    """
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -376,7 +388,7 @@ def swap_directories(one: Path, other: Path) -> bool:
 
 @contextmanager
 def exclusive_writer(out: Path) -> Iterator[None]:
-    """Lock `out` against other writers and delete what killed writers left next to it."""
+    """Lock the directory `out` against other writers within the block, after cleaning up after killed writers."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with file_lock(out.with_name(f".{out.name}.lock")):
         remove_leftovers(out)
@@ -384,17 +396,20 @@ def exclusive_writer(out: Path) -> Iterator[None]:
 
 
 def temporary_sibling(out: Path, kind: str) -> Path:
-    """Return a new random name in the directory of `out`."""
+    """Return an unused random path next to `out`; `kind` is "tmp" or "old" (see the module's docstring)."""
     return out.with_name(f".{out.name}.{kind}-{secrets.token_hex(8)}")
 
 
 def is_free(out: Path) -> bool:
-    """Return whether `out` does not exist or is an empty directory."""
+    """Return True if `out` does not exist or is an empty directory."""
     return not out.exists() or (out.is_dir() and not any(out.iterdir()))
 
 
 def replace_directory(temporary: Path, out: Path) -> None:
-    """Move the new directory to `out` and the old one, if any, to a name that `remove_leftovers` deletes."""
+    """Move the directory `temporary` to `out`, replacing a directory there; call it within `exclusive_writer`.
+
+    The replaced directory keeps a temporary name, which `remove_leftovers` deletes.
+    """
     failpoint("publish.before-swap")
     if is_free(out):
         os.rename(temporary, out)
@@ -407,7 +422,7 @@ def replace_directory(temporary: Path, out: Path) -> None:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Delete temporary directories of `out`; restore the old directory if the new one was never put in place."""
+    """Delete the temporary directories of `out`; restore the old directory first if a killed writer left none."""
     left = re.compile(rf"\.{re.escape(out.name)}\.(tmp|old)-[0-9a-f]{{16}}")
     for path in sorted(out.parent.iterdir()):
         match = left.fullmatch(path.name)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs that engines are built for, by their names in recipes, and detection of this machine's GPUs.
+"""Table of GPU models by their names in recipes, and detection of this machine's GPUs.
 
-Compute capabilities: NVIDIA's CUDA GPU list. Memory: the data sheets, in GiB as the driver reports it, rounded down.
-Rates: the peaks of the data sheets and white papers; planning/prediction has the share that engines reach.
+Compute capabilities are from NVIDIA's CUDA GPU list. Memory sizes are from the data sheets, in GiB as the driver
+reports them, rounded down. Rates are the peaks from data sheets and white papers; planning/prediction has the fraction
+of the peaks that engines reach.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ MEMORY_TOLERANCE_GIB = 2  # drivers report a little more or less than data sheet
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU model. `sm` is the compute capability times ten, `product` a part of the driver's product name.
+    """A GPU model with the peak rates from `source`, a data sheet or white paper.
 
-    `bandwidth` (memory) and `link` (to another GPU of the machine, one way) are in bytes/s. `flops` and `fp8_flops` are
-    FLOP/s of the tensor cores with 16-bit and 8-bit floats, dense, accumulated in 32 bits; 0 if unsupported. All are
-    peaks from `source`, a data sheet or white paper.
+    `product` is the part of the driver's product name that identifies the model, and `sm` is the compute capability
+    times ten. `bandwidth` (memory) and `link` (to another GPU of the machine, one direction) are in bytes/s. `flops`
+    and `fp8_flops` are dense tensor-core rates in FLOP/s with 16-bit and 8-bit floats and 32-bit accumulation; 0 if
+    unsupported.
     """
 
     name: str
@@ -40,7 +42,7 @@ class Gpu:
 
     @property
     def has_fp8(self) -> bool:
-        """Return whether the tensor cores support FP8 (Ada and later)."""
+        """Return True if the tensor cores support FP8 (Ada and later)."""
         return self.sm >= 89
 
 
@@ -70,7 +72,7 @@ _ORIN = (
 _THOR = "https://developer.nvidia.com/blog/introducing-nvidia-jetson-thor-the-ultimate-platform-for-physical-ai/"
 _RTX = "https://www.nvidia.com/en-us/products/workstations"
 
-# Data sheets that count 2:4 sparsity are halved; NVLink's sum of both ways is halved; a GPU without it has PCIe.
+# Rates with 2:4 sparsity and NVLink's bidirectional rates are halved. GPUs without NVLink have the rate of PCIe.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -101,7 +103,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU with a recipe's name, in any case; raise TrtspecError with the known names otherwise."""
+    """Return the GPU model with a recipe's name, ignoring case; raise TrtspecError if the name is unknown."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         hint = did_you_mean(name.lower(), GPUS) or f"known: {', '.join(GPUS)}"
@@ -111,9 +113,9 @@ def find_gpu(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class DetectedGpu:
-    """A GPU as reported by nvidia-smi; `sm` is the compute capability times ten.
+    """A GPU reported by nvidia-smi; `sm` is the compute capability times ten.
 
-    `mebibytes` is 0 if the GPU shares the CPU's memory, for which nvidia-smi reports no size.
+    `mebibytes` is 0 if the GPU shares the CPU's memory, because nvidia-smi does not report a size then.
     """
 
     name: str
@@ -122,19 +124,22 @@ class DetectedGpu:
     mebibytes: int
 
     def is_a(self, gpu: Gpu) -> bool:
-        """Return whether this GPU is of the given model; models of one product differ in memory."""
+        """Return True if this GPU is of model `gpu`: product name, compute capability and approximate memory match."""
         off = abs(self.mebibytes / 1024 - gpu.memory_bytes / 2**30)
         is_named = re.search(rf"\b{re.escape(gpu.product)}\b", self.name) is not None
         return is_named and self.sm == gpu.sm and (off <= MEMORY_TOLERANCE_GIB or not self.mebibytes)
 
     @property
     def kind(self) -> Gpu | None:
-        """Return the matching model of GPUS, or None."""
+        """Return the matching model in GPUS, or None."""
         return next((gpu for gpu in GPUS.values() if self.is_a(gpu)), None)
 
 
 def detect_gpus() -> list[DetectedGpu]:
-    """Return the GPUs in PCI order; empty without a driver."""
+    """Return this machine's GPUs in nvidia-smi's order; empty if nvidia-smi is not installed.
+
+    Raises TrtspecError if nvidia-smi fails or its output has an unexpected form.
+    """
     if not shutil.which(SMI[0]):
         return []
     lines = program_output(SMI, SMI[0], "repair the driver").splitlines()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of files: BLAKE3 over segments for trtspec's own documents, SHA-256 where others define the digest.
+"""Digests of files: BLAKE3 over segments for trtspec's own documents, SHA-256 where other projects define the digest.
 
-A file is divided into segments of SEGMENT_BYTES; the last one is shorter, and an empty file has none. Documents record
-the BLAKE3 digest of each segment. The digest of a file is the BLAKE3 of its segments' raw digests, in order, followed
-by its length in bytes as 8 bytes, little-endian.
+A file is divided into segments of SEGMENT_BYTES; the last segment may be shorter, and an empty file has 0 segments.
+Documents record the BLAKE3 digest of each segment. The digest of a file is the BLAKE3 of its raw segment digests, in
+order, followed by its length in bytes as an 8-byte little-endian integer.
 
-Segments are independent. Any thread hashes any segment, one large file uses all cores, and a changed byte is located by
+Segments can be hashed independently. All cores can therefore hash one large file, and a corrupted byte is located by
 its segment. Reading and hashing release the GIL.
 """
 
@@ -27,36 +27,36 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 SEGMENT_BYTES = 64 << 20
-MOST_EARLY_BYTES = 512 << 10  # kept in memory for each segment
+MOST_EARLY_BYTES = 512 << 10  # maximum out-of-order bytes that a segment buffers
 
 OnBytes = Callable[[int], None]
-Segments = tuple[str, ...]  # the BLAKE3 digest of each segment, in hex
+Segments = tuple[str, ...]  # BLAKE3 digest of each segment, in hex
 
 
 def _new_digest(data: bytes = b"") -> blake3:
-    # imported here, because served models run where blake3 may not be installed, and hash only their own code (SHA-256)
+    # Lazy: blake3 may be missing where served models run. They hash only their own code, with SHA-256.
     from blake3 import blake3
 
     return blake3(data)
 
 
 def combine_segments(segments: Segments, nbytes: int) -> str:
-    """Return the digest of a file of `nbytes` bytes from those of its segments."""
+    """Return the digest, in hex, of a file of `nbytes` bytes from the digests of its segments."""
     return _new_digest(b"".join(map(bytes.fromhex, segments)) + nbytes.to_bytes(8, "little")).hexdigest()
 
 
 def segment_count(nbytes: int) -> int:
-    """Return the number of segments of a file, which need not exist."""
+    """Return the number of segments of a file of `nbytes` bytes."""
     return -(-nbytes // SEGMENT_BYTES)
 
 
 def segment_ranges(nbytes: int) -> list[tuple[int, int]]:
-    """Return the first byte and the end of each segment of a file."""
+    """Return the half-open byte range `(begin, end)` of each segment of a file of `nbytes` bytes."""
     return [(begin, min(begin + SEGMENT_BYTES, nbytes)) for begin in range(0, nbytes, SEGMENT_BYTES)]
 
 
 def file_digests(paths: Sequence[Path], on_bytes: OnBytes | None = None) -> list[str]:
-    """Return the digest of each file; see `file_segments`."""
+    """Return the digest of each file, in hex; `on_bytes` and errors as in `file_segments`."""
     return [
         combine_segments(segments, path.stat().st_size)
         for path, segments in zip(paths, file_segments(paths, on_bytes), strict=True)
@@ -64,9 +64,10 @@ def file_digests(paths: Sequence[Path], on_bytes: OnBytes | None = None) -> list
 
 
 def file_segments(paths: Sequence[Path], on_bytes: OnBytes | None = None, threads: int | None = None) -> list[Segments]:
-    """Return the segments of each file, hashed by `threads` (default: all cores).
+    """Return the segment digests of each file, hashed by `threads` threads (default: one per core).
 
-    `on_bytes` receives the size of each piece read, from all threads. Raises TrtspecError if a file's size changes.
+    `on_bytes` is called from all threads with the number of bytes of each piece read. Raises TrtspecError if a file's
+    size changes during the read.
     """
     ranges = [segment_ranges(_size(path)) for path in paths]
     parts = [(path, *each) for path, segments in zip(paths, ranges, strict=True) for each in segments]
@@ -103,17 +104,18 @@ def _changed(path: Path, read: int, size: int) -> TrtspecError:
 
 
 class GrowingDigest:
-    """The segments of a file that is being written by any number of threads, in any order, each byte once.
+    """Segment digests of a file of `nbytes` bytes, computed while the file is written.
 
-    A segment is hashed in the writing threads as far as its bytes come in sequence. Short pieces that come early wait
-    in memory; `finish` reads all other bytes back from the file.
+    Any number of threads may write in any order, but each byte only once. The writing threads hash each segment as far
+    as its bytes arrive in sequence. Out-of-order pieces are buffered up to MOST_EARLY_BYTES per segment; `finish` reads
+    all other bytes back from the file.
     """
 
     def __init__(self, nbytes: int) -> None:
         self._segments = [_Segment(*each) for each in segment_ranges(nbytes)]
 
     def add(self, offset: int, data: memoryview) -> None:
-        """Hash bytes that are written at `offset`."""
+        """Hash `data`, which the caller writes at byte `offset`; thread-safe."""
         while data.nbytes:
             segment = self._segments[offset // SEGMENT_BYTES]
             part = data[: segment.end - offset]
@@ -121,12 +123,12 @@ class GrowingDigest:
             offset, data = offset + part.nbytes, data[part.nbytes :]
 
     def finish(self, descriptor: int, path: Path) -> Segments:
-        """Return the segments of the complete file, open at `path`; raise TrtspecError if it is shorter."""
+        """Return the segment digests of the complete file, open at `path`; raise TrtspecError if it is too short."""
         return tuple(map_in_threads(lambda segment: segment.finish(descriptor, path), self._segments))
 
 
 class _Segment:
-    """Bytes `position` to `end` of a segment are not hashed yet; `_early` are pieces behind a gap, by offset."""
+    """Digest of one segment up to byte `position`; `_early` maps offsets beyond `position` to buffered pieces."""
 
     def __init__(self, begin: int, end: int) -> None:
         self.position, self.end = begin, end
@@ -155,7 +157,7 @@ class _Segment:
 
 
 def file_sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
-    """Return the SHA-256 of a file; `on_bytes` receives the size of each piece read."""
+    """Return the SHA-256 of a file, in hex; `on_bytes` is called with the number of bytes of each piece read."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         for piece in read_chunks(file.fileno()):
@@ -166,16 +168,16 @@ def file_sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
 
 
 def digest_and_sha256(path: Path, on_bytes: OnBytes | None = None) -> tuple[str, str]:
-    """Return the digest and the SHA-256 of a file, which is read once, in one thread."""
+    """Return the segmented BLAKE3 digest and the SHA-256 of a file, in hex, reading it once in one thread."""
     sha256 = hashlib.sha256()
     nbytes, segments = _read_through(path, lambda offset, piece: sha256.update(piece), on_bytes)
     return combine_segments(segments, nbytes), sha256.hexdigest()
 
 
 def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> Segments:
-    """Copy a file to a new file; return the segments of the copied bytes.
+    """Copy a file to the new file `target` and return the segment digests of the copied bytes.
 
-    The copy shares the source's blocks where the file system can (see `share_blocks`).
+    The copy shares the source's blocks where the file system supports it (see `share_blocks`).
     """
     with open_regular(source) as original, target.open("xb", buffering=0) as copy:
         if share_blocks(original.fileno(), copy.fileno()):
@@ -186,7 +188,7 @@ def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> 
 def _read_through(
     path: Path, on_piece: Callable[[int, memoryview], object], on_bytes: OnBytes | None
 ) -> tuple[int, Segments]:
-    """Read a file once, in order, and pass on each piece with its offset; return the file's size and segments."""
+    """Read a file once, in order, calling `on_piece(offset, piece)`; return its size and segment digests."""
     with open_regular(path) as file:
         nbytes, offset = os.fstat(file.fileno()).st_size, 0
         digest = GrowingDigest(nbytes)
@@ -200,7 +202,10 @@ def _read_through(
 
 
 def read_chunks(descriptor: int, begin: int = 0, end: int | None = None) -> Iterator[memoryview]:
-    """Yield an open file's bytes from `begin` to `end` (default: end of file) in a reused buffer."""
+    """Yield an open file's bytes from `begin` to `end` (default: end of file) in pieces of at most PIECE_BYTES.
+
+    All pieces share one buffer, so a piece is valid only until the next one is requested.
+    """
     buffer = memoryview(bytearray(PIECE_BYTES))
     while end is None or begin < end:
         wanted = PIECE_BYTES if end is None else min(PIECE_BYTES, end - begin)

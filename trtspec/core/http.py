@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP requests with a deadline for the whole exchange and a size limit, over TCP or a Unix socket.
+"""HTTP requests with a deadline for the whole exchange and a limit on the response size, over TCP or a Unix socket.
 
-Uses only the standard library, so that a smoke test imports little. Proxies and redirects are not followed: the servers
-are on this machine or named by the user.
+Uses only the standard library, so that a smoke test imports little. Ignores proxies and redirects, because the servers
+run on this machine or are named by the user.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from trtspec.core.errors import DeployError
 
 CHUNK_BYTES = 64 << 10
-UNIX = "unix:"  # prefix of a Unix socket's address
+UNIX = "unix:"  # address prefix of a Unix socket
 
 
 class HttpError(ConnectionError):
@@ -29,7 +29,7 @@ class HttpError(ConnectionError):
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """A response; its whole body must arrive before the deadline and within `max_bytes`."""
+    """A response whose body must arrive before the deadline and must not exceed `max_bytes`."""
 
     where: str
     status: int
@@ -39,7 +39,7 @@ class HttpAnswer:
     _deadline: float
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the body as it arrives; raise TimeoutError at the deadline, DeployError if it is too large."""
+        """Yield the body as it arrives; raise TimeoutError at the deadline and DeployError if the body is too large."""
         received = 0
         while True:
             _limit_wait(self._socket, self._deadline)
@@ -51,7 +51,7 @@ class HttpAnswer:
             yield chunk
 
     def read(self) -> bytes:
-        """Return the whole body; raise like `chunks`."""
+        """Return the whole body; raises like `chunks`."""
         return b"".join(self.chunks())
 
 
@@ -66,10 +66,10 @@ def http_request(
     headers: Mapping[str, str] | None = None,
     max_bytes: int = CHUNK_BYTES,
 ) -> Iterator[HttpAnswer]:
-    """Send one request on a new connection; its answer, with any status, can be read in the block.
+    """Send one request on a new connection and provide the response, of any status, within the `with` block.
 
-    `address` is http(s)://HOST:PORT or unix:PATH. Raises TimeoutError after `timeout_s` for the whole exchange, and
-    OSError for all other failures of the connection, also within the block.
+    `address` is http(s)://HOST:PORT or unix:PATH. Raises TimeoutError if the whole exchange takes longer than
+    `timeout_s`, and OSError for all other connection failures, also within the block.
     """
     deadline = time.monotonic() + timeout_s
     connection = _connection(address, timeout_s)
@@ -86,7 +86,7 @@ def http_request(
 
 
 def http_status(url: str, timeout_s: float) -> int:
-    """Return the status of the answer to a GET request; 0 without an answer."""
+    """Return the status code of a GET request, or 0 if the request fails."""
     try:
         with http_request(*split_url(url), timeout_s=timeout_s) as answer:
             return answer.status
@@ -95,7 +95,7 @@ def http_status(url: str, timeout_s: float) -> int:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return the address and the path, with the query, of a URL; a Unix socket's path is "/"."""
+    """Split a URL into the address and the path with its query; for a Unix socket, the path is "/"."""
     if url.startswith(UNIX):
         return url, "/"
     parts = urlsplit(url)
@@ -112,21 +112,21 @@ def _connection(address: str, timeout_s: float) -> HTTPConnection:
 
 
 def _limit_wait(open_socket: socket.socket, deadline: float) -> None:
-    """Make the next operation of a socket end at the deadline."""
+    """Limit a socket's next operation to the time left until the deadline; raise TimeoutError if it has passed."""
     if (remaining := deadline - time.monotonic()) <= 0:
         raise TimeoutError
     open_socket.settimeout(remaining)
 
 
 class UnixConnection(HTTPConnection):
-    """An HTTP connection to a Unix socket, whose path may exceed the 108-byte limit of socket addresses."""
+    """An HTTP connection to a Unix socket whose path may exceed the 108-byte limit of socket addresses."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self.path = path
 
     def connect(self) -> None:
-        """Connect through a short /proc path relative to an open directory."""
+        """Connect through a short path in /proc/self/fd that refers to the socket's directory."""
         place = Path(self.path)
         directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

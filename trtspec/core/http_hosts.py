@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of Host and Origin headers by HTTP servers on this machine.
+"""Validation of the Host and Origin headers that HTTP servers on this machine receive; prevents DNS rebinding.
 
-A browser treats a web page whose host name resolves to this machine (DNS rebinding) as same-origin with the server, so
-the page can send any request and read the response. Such a request has the page's name as its Host and is rejected.
+In a DNS rebinding attack, a web page's host name resolves to this machine. The browser then treats the page as
+same-origin with the local server, so the page can send any request and read the response. The Host header of such a
+request contains the page's host name and is rejected.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 @dataclass(frozen=True)
 class HostRefusal:
-    """The HTTP status and message of a rejected request."""
+    """HTTP status code and message of a rejected request."""
 
     status: int
     message: str
@@ -37,13 +38,13 @@ class HostRefusal:
 
 @dataclass(frozen=True)
 class HostRules:
-    """The hosts that a server accepts.
+    """The host names that a server accepts in Host headers.
 
     Attributes:
-        names: accepted names and addresses, in lower case, IPv6 addresses in brackets.
-        listed: the user's additions to `names`; pages of these hosts may send requests through a proxy.
-        addresses: accept every IP address; a rebinding request has a name.
-        any_name: accept every name.
+        names: accepted names and addresses, in lower case; IPv6 addresses in brackets.
+        listed: the user's additions to `names`; pages of these hosts may also send requests through a proxy.
+        addresses: if True, every IP address is accepted; a rebinding request always has a name.
+        any_name: if True, every name is accepted.
     """
 
     names: frozenset[str]
@@ -52,11 +53,11 @@ class HostRules:
     any_name: bool = False
 
     def refusal(self, hosts: Sequence[str], origins: Sequence[str]) -> HostRefusal | None:
-        """Return why a request with these Host and Origin headers is rejected, or None if it is accepted.
+        """Return the rejection of a request with these Host and Origin headers, or None if the request is accepted.
 
-        Each argument has the values of all headers of that name, decoded as Latin-1. An Origin must be the request's
-        own Host or a host that the user allowed. Ports are compared only between the two, because a tunnel or a
-        container's published port changes the port of the Host.
+        `hosts` and `origins` contain the values of all headers of that name, decoded as Latin-1. Each Origin must match
+        the request's Host, including the port, or be a host that the user listed. The port of the Host is not compared
+        with the server's port, because tunnels and published container ports change it.
         """
         if len(hosts) != 1 or (host := _split(hosts[0])) is None:
             return HostRefusal(
@@ -79,10 +80,10 @@ class HostRules:
 
 
 def host_rules(bind: str, allowed: Iterable[str] = ()) -> HostRules:
-    """Return the rules for a server bound to the host `bind`; `allowed` has additional names.
+    """Return the rules for a server bound to the address `bind`; `allowed` lists additional host names.
 
-    On loopback only the loopback names, `bind` itself and `allowed` are accepted. Otherwise every IP address is
-    accepted too, because probes and scrapers use a pod's address, and every name unless `allowed` is non-empty.
+    A loopback server accepts only the loopback names, `bind` and `allowed`. Any other server also accepts every IP
+    address, because probes and scrapers use a pod's address, and every name unless `allowed` is non-empty.
     """
     listed = frozenset(name.lower() for name in allowed)
     own = frozenset({f"[{bind}]" if ":" in bind else bind.lower()})
@@ -91,7 +92,7 @@ def host_rules(bind: str, allowed: Iterable[str] = ()) -> HostRules:
 
 
 def allowed_hosts(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the hosts in the comma-separated environment variable TRTSPEC_ALLOWED_HOSTS.
+    """Return the hosts listed in the comma-separated environment variable TRTSPEC_ALLOWED_HOSTS.
 
     Raises TrtspecError for an item that is not a name or an address without a port.
     """
@@ -105,18 +106,18 @@ def allowed_hosts(environment: Mapping[str, str] = os.environ) -> tuple[str, ...
 
 
 def is_loopback(bind: str) -> bool:
-    """Return whether a server bound to the host `bind` is reachable from this machine only."""
+    """Return True if a server bound to the address `bind` is reachable only from this machine."""
     return bind.lower() == "localhost" or ((address := _address(bind)) is not None and address.is_loopback)
 
 
 def _split(authority: str) -> tuple[str, str] | None:
-    """Return name and port ("" if absent) of an authority, or None if it is malformed."""
+    """Split an authority into its lower-case name and its port ("" if absent); return None if it is malformed."""
     match = AUTHORITY.fullmatch(authority)
     return (match[1].lower(), match[2] or "") if match else None
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """Return an IP address, or None for any other text."""
+    """Parse an IP address; return None for any other text."""
     from ipaddress import ip_address
 
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed trtspec and the packages it uses: versions, and results of the checks of `trtspec doctor`."""
+"""Version of trtspec, versions of installed packages, and the result type of the checks of `trtspec doctor`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 
 def installed_version(package: str | None) -> str:
-    """Return the version of an installed Python package; "" if it is not installed."""
+    """Return the version of an installed Python package; "" if the package is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -20,7 +20,7 @@ def installed_version(package: str | None) -> str:
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One requirement of a build, a measurement or a deployment on this machine, and whether it is met."""
+    """Result of checking one requirement of a build, measurement or deployment on this machine."""
 
     name: str
     ok: bool
@@ -29,6 +29,6 @@ class DoctorCheck:
 
 
 def check_package(package: str, hint: str) -> DoctorCheck:
-    """Check whether a Python package is installed; `hint` describes how to install it."""
+    """Check that a Python package is installed; `hint` describes how to install it."""
     version = installed_version(package)
     return DoctorCheck(package, bool(version), version or "not installed", None if version else hint)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requirements of trtspec and Triton's Python stub on the Python interpreter.
+"""Checks that the Python interpreter meets the requirements of trtspec and of Triton's Python stub.
 
-Uses only the standard library: `make setup` runs this file with the chosen Python before installing anything, so that
-an unsuitable interpreter is rejected before minutes of installation.
+Uses only the standard library: `make setup` runs this file with the selected Python before it installs anything, so an
+unsuitable interpreter is rejected early.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 
 OLDEST = (3, 10)
-NEWEST = (3, 13) if platform.machine() == "x86_64" else (3, 12)  # versions with a usable stub in nvidia-pytriton
+NEWEST = (3, 13) if platform.machine() == "x86_64" else (3, 12)  # versions for which nvidia-pytriton has a working stub
 VERSION = "{}.{}".format(*sys.version_info)
 ANOTHER = "use another Python: make setup PYTHON=python3.12"
 
@@ -25,7 +25,10 @@ def libpython_name() -> str:
 
 
 def libpython() -> Path | None:
-    """Return the path of this interpreter's shared library; distributions may install it outside LIBDIR."""
+    """Return the path of this interpreter's shared library, or None if it is not found.
+
+    Distributions may install the library outside LIBDIR.
+    """
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
     built = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     folders = [built, Path(sys.base_prefix) / "lib", built / multiarch, Path("/usr/lib") / multiarch]
@@ -33,13 +36,13 @@ def libpython() -> Path | None:
 
 
 def version_problem() -> str | None:
-    """Return why this Python version is unsupported, or None."""
+    """Return a message if this Python version is unsupported, else None."""
     fits = OLDEST <= sys.version_info[:2] <= NEWEST
     return None if fits else f"Python {VERSION}: 3.{OLDEST[1]} to 3.{NEWEST[1]} are supported on this machine"
 
 
 def interpreter_problems() -> list[tuple[str, str]]:
-    """Return the problems of this Python for `make setup`, each with its remedy."""
+    """Return the interpreter's unmet requirements for `make setup` as pairs of problem and remedy."""
     found = []
     fault = version_problem()
     if fault:

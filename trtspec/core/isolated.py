@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands for a fresh interpreter that is isolated from the current directory and the user's site-packages."""
+"""Command lines for child interpreters isolated from the current directory and the user's site-packages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _RUN = (
 
 
 def isolated_python(module: str, *arguments: str) -> list[str]:
-    """Return a command like `python -I -m MODULE ARGUMENTS` that finds packages where this process does.
+    """Return the equivalent of `python -I -m MODULE ARGUMENTS` whose import path includes trtspec and PYTHONPATH.
 
-    `-I` ignores PYTHONPATH, and a checkout that was not installed is found by the current directory only. Both are
-    added to the child's path; relative entries are not, because they depend on the current directory.
+    `-I` ignores PYTHONPATH and the current directory, so a checkout that is not installed would not be found. Relative
+    entries of PYTHONPATH are dropped, because they depend on the current directory.
     """
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
     path = json.dumps([*given, str(PACKAGE.parent)])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TCP ports of this machine. `socket` is imported lazily because most commands only handle addresses."""
+"""Allocation of TCP ports on this machine, and lookup of the processes that use them.
+
+`socket` is imported lazily because most commands only handle addresses.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     import socket
 
 LOOPBACK = "127.0.0.1"
-LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp, proc_pid_net(5)
+LISTENS = "0A"  # state of a listening socket in /proc/net/tcp, see proc_pid_net(5)
 ANY = {bytes(4), bytes(16)}
 MAPPED = bytes(10) + b"\xff\xff"  # prefix of an IPv4-mapped IPv6 address
 
@@ -26,10 +29,10 @@ TRIES = 20
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Return `count` different free ports of a local address; all are held while they are chosen.
+    """Return `count` distinct ports that are free on the local address `host`.
 
-    Ports are drawn below the ephemeral range, because an outgoing connection could take a port from that range before
-    the server binds it.
+    The ports are below Linux's ephemeral range where possible; from that range, an outgoing connection could take a
+    port before the server binds it.
     """
     import socket
 
@@ -41,7 +44,7 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
 
 
 def _bind(unbound: socket.socket, host: str) -> None:
-    """Bind a socket to a random port, or to any free one if all tries are taken."""
+    """Bind a socket to a random port below the ephemeral range, or to any free port after TRIES failed attempts."""
     chance = random.SystemRandom()  # unseeded, so that concurrent processes choose different ports
     for port in [*(chance.randrange(LOWEST, EPHEMERAL) for _ in range(TRIES)), 0]:
         try:
@@ -54,7 +57,7 @@ def _bind(unbound: socket.socket, host: str) -> None:
 
 
 def bind_error(port: int, host: str = LOOPBACK) -> OSError | None:
-    """Return the error with which this process would fail to bind a port, or None."""
+    """Return the error that this process gets when it binds a port, or None if the port can be bound."""
     import socket
 
     with socket.socket() as probe:
@@ -67,7 +70,7 @@ def bind_error(port: int, host: str = LOOPBACK) -> OSError | None:
 
 
 def bind_refusal(port: int, host: str = LOOPBACK) -> str:
-    """Return why a server cannot bind a port, as "is in use by NAME (process PID)"; "" if it can."""
+    """Return the reason why a server cannot bind a port, such as "is in use by NAME (process PID)"; "" if it can."""
     if (error := bind_error(port, host)) is None:
         return ""
     if error.errno != errno.EADDRINUSE:
@@ -76,7 +79,7 @@ def bind_refusal(port: int, host: str = LOOPBACK) -> str:
 
 
 def describe_owner(sockets: Iterable[str]) -> str:
-    """Return " by NAME (process PID)" for the process that holds one of these sockets; "" if it is not visible."""
+    """Return " by NAME (process PID)" for the process that owns one of the socket inodes; "" if none is visible."""
     wanted = {*sockets}
     for each in all_processes() if wanted else ():
         if wanted & process_sockets(each.pid):
@@ -85,7 +88,7 @@ def describe_owner(sockets: Iterable[str]) -> str:
 
 
 def listening_sockets(port: int, host: str = LOOPBACK) -> set[str]:
-    """Return the inodes of the sockets that prevent listening on a port of a local IPv4 address."""
+    """Return the inodes of the listening sockets that make `port` of the local IPv4 address `host` unavailable."""
     import socket
 
     own = socket.inet_aton(host)
@@ -98,7 +101,7 @@ def listening_sockets(port: int, host: str = LOOPBACK) -> set[str]:
 
 
 def process_sockets(pid: int) -> set[str]:
-    """Return the inodes of a process's sockets; empty if this user may not inspect it."""
+    """Return the inodes of a process's sockets; empty if this user may not inspect the process."""
     found = set()
     with suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
@@ -110,7 +113,7 @@ def process_sockets(pid: int) -> set[str]:
 
 
 def _listeners(table: Path) -> Iterator[tuple[bytes, int, str]]:
-    """Yield address, port and inode of each listening socket in a table of proc_pid_net(5)."""
+    """Yield the address, port and inode of each listening socket in a table in the format of proc_pid_net(5)."""
     try:
         lines = table.read_text().splitlines()[1:]
     except OSError:

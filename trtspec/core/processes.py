@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process management beyond the standard library. Independent of servers and builds."""
+"""Process inspection through /proc, termination of sessions, memory limits, and running of short external commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME_CHARS = 15  # Linux truncates program names to this length
 
 
 def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
-    """Return a `preexec_fn` that sends `sign` to the child when the thread that started it ends (Linux only)."""
+    """Return a `preexec_fn` that makes the child receive `sign` when the thread that started it ends (Linux only)."""
     import ctypes
 
     parent = os.getpid()
@@ -42,7 +42,7 @@ def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]
 
 
 class ProcessStat(NamedTuple):
-    """A process as in /proc/PID/stat: `state` is Linux's letter (R, S, D, T, Z ...), `started` in ticks since boot."""
+    """One process from /proc/PID/stat: `state` is Linux's letter (R, S, D, T, Z ...), `started` in ticks since boot."""
 
     pid: int
     state: str
@@ -57,7 +57,7 @@ class ProcessStat(NamedTuple):
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Return a process, which may be a zombie, or None if it is gone."""
+    """Return a process, which may be a zombie, or None if the pid does not exist."""
     fields = _stat_text(Path(f"/proc/{pid}/stat")).split()
     if not fields:
         return None
@@ -66,27 +66,27 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def all_processes() -> list[ProcessStat]:
-    """Return all processes of this machine, zombies included, sorted by pid."""
+    """Return all processes of this machine, including zombies, sorted by pid."""
     pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
     return [stat for pid in pids if (stat := process_stat(pid))]
 
 
 def start_time(pid: int) -> int | None:
-    """Return a process's start time in clock ticks since boot, or None if it is gone or a zombie.
+    """Return a process's start time in clock ticks since boot, or None if the process is gone or a zombie.
 
-    Pids are reused; pid and start time together identify a process uniquely.
+    Pids are reused, but a pid and its start time together identify a process.
     """
     stat = process_stat(pid)
     return stat.started if stat and stat.is_living else None
 
 
 def is_alive(pid: int, started: int | None) -> bool:
-    """Return whether the process with this pid and start time still runs."""
+    """Return True if the process with this pid and start time is still running."""
     return started is not None and start_time(pid) == started
 
 
 def stop_session(pid: int, started: int | None, timeout_s: float) -> None:
-    """End a session: SIGTERM to its leader and, after `timeout_s`, SIGKILL to all that still run."""
+    """Stop a session: send SIGTERM to its leader, wait up to `timeout_s`, then send SIGKILL to all that still run."""
     if is_alive(pid, started):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -98,10 +98,10 @@ def stop_session(pid: int, started: int | None, timeout_s: float) -> None:
 
 
 def session_processes(pid: int, started: int | None) -> list[int]:
-    """Return the living processes of the session that `pid` led, including the leader's orphans.
+    """Return the pids of the living processes in the session that process `pid` led, including orphans of the leader.
 
-    Linux does not reuse a pid while a session has its number. A leader with another start time is therefore unrelated,
-    and the session has ended.
+    Linux does not reuse a pid while a session has that number. If process `pid` has another start time, it is therefore
+    unrelated, the session has ended, and the list is empty.
     """
     if started is None or start_time(pid) not in {started, None}:
         return []
@@ -109,12 +109,12 @@ def session_processes(pid: int, started: int | None) -> list[int]:
 
 
 def group_processes(pid: int) -> list[int]:
-    """Return the living processes of the process group that `pid` leads."""
+    """Return the pids of the living processes in the process group that process `pid` leads."""
     return [each.pid for each in all_processes() if each.is_living and each.group == pid]
 
 
 def process_family(pid: int) -> set[int]:
-    """Return the living ones of a process, its descendants and its process group."""
+    """Return the living pids among process `pid`, its process group, and all their descendants."""
     living = [each for each in all_processes() if each.is_living]
     found = {each.pid for each in living if pid in (each.pid, each.group)}
     while more := {each.pid for each in living if each.parent in found} - found:
@@ -123,35 +123,35 @@ def process_family(pid: int) -> set[int]:
 
 
 def group_zombies(pid: int, program: str) -> list[int]:
-    """Return the zombies of a program in the process group that `pid` leads."""
+    """Return the pids of the zombies named `program` in the process group that process `pid` leads."""
     zombies = (each.pid for each in all_processes() if each.state == "Z" and each.group == pid)
     return [each for each in zombies if program_name(each) == program[:NAME_CHARS]]
 
 
 def program_name(pid: int) -> str:
-    """Return the name of a process's program, at most NAME_CHARS long; "" if it is gone."""
+    """Return the name of a process's program, truncated by Linux to NAME_CHARS; "" if the process is gone."""
     return _read(Path(f"/proc/{pid}/comm")).removesuffix("\n")
 
 
 def process_argv(pid: int) -> list[str]:
-    """Return a process's command line; empty if it is gone, a zombie or a thread of the kernel."""
+    """Return a process's command line; empty if the process is gone, a zombie or a kernel thread."""
     text = _read(Path(f"/proc/{pid}/cmdline"))
     return text.rstrip("\0").split("\0") if text else []
 
 
 def process_state(pid: int) -> str:
-    """Return Linux's letter for a process's state (R, S, D, T ...); "" if it is gone or a zombie."""
+    """Return Linux's state letter of a process (R, S, D, T ...); "" if the process is gone or a zombie."""
     stat = process_stat(pid)
     return stat.state if stat and stat.is_living else ""
 
 
 def is_computing(pid: int) -> bool:
-    """Return whether a thread of a process is running, runnable or waiting for a disk."""
+    """Return True if any thread of a process is running, runnable or in an uninterruptible (disk) wait."""
     return any(_stat_text(task / "stat")[:1] in {"R", "D"} for task in Path(f"/proc/{pid}/task").glob("*"))
 
 
 def _stat_text(path: Path) -> str:
-    """Return a stat file from its third field on; "" if it does not exist."""
+    """Return a stat file from its third field on, after the parenthesized name; "" if it does not exist."""
     text = _read(path)
     return text[text.rindex(")") + 2 :] if text else ""
 
@@ -164,7 +164,7 @@ def _read(path: Path) -> str:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.05) -> bool:
-    """Wait for `condition`; return whether it became true within `timeout_s`."""
+    """Poll `condition` until it is true; return False if it is still false after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
@@ -174,9 +174,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: floa
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that the page cache may use: available memory, at most the control group's limit.
+    """Return the bytes of memory available to the page cache: MemAvailable, capped by the control group's limit.
 
-    Returns 0 if unknown. Sources: Linux's /proc/meminfo (proc_meminfo(5)) and memory.max of cgroup v2.
+    Returns 0 if the amount is unknown. Sources: /proc/meminfo (proc_meminfo(5)) and memory.max of cgroup v2.
     """
     meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
     available = int(meminfo.get("MemAvailable", "0 kB").split()[0]) * 1024
@@ -187,9 +187,9 @@ def available_memory(root: Path = Path("/")) -> int:
 
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM within the block, so that it cleans up as after Ctrl-C.
+    """Raise KeyboardInterrupt on SIGTERM within the block, so that the block cleans up as it does after Ctrl-C.
 
-    Has no effect outside the main thread.
+    Has no effect outside the main thread, where Python does not allow signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -206,7 +206,10 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def program_output(command: Sequence[str], where: str, hint: str, cwd: str | None = None) -> str:
-    """Return the output of a program; raise TrtspecError about `where` if it fails or runs longer than a minute."""
+    """Run a command and return its standard output.
+
+    Raises TrtspecError, located at `where` and with `hint`, if the command fails or takes longer than PROBE_TIMEOUT_S.
+    """
     log.info("run %s", shlex.join(command))
     try:
         return subprocess.run(

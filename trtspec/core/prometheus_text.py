@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parser for the Prometheus text format from untrusted sources: skips malformed lines and limits their number.
+"""Parser for the Prometheus text format from untrusted sources; it skips malformed lines and limits the input.
 
-https://prometheus.io/docs/instrumenting/exposition_formats/
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ ESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
 class MetricSample(NamedTuple):
-    """One value of a metric with its labels."""
+    """One value of a metric, with its labels."""
 
     labels: Mapping[str, str]
     value: float
 
 
 def parse_metrics(text: bytes) -> dict[str, list[MetricSample]]:
-    """Return the samples of each metric, in input order."""
+    """Return the finite samples of each metric name, in input order; at most MAX_SAMPLES lines are read."""
     found: dict[str, list[MetricSample]] = {}
     for number, line in enumerate(text.decode("utf-8", errors="replace").split("\n")):
         if number >= MAX_SAMPLES:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extension discovery: one module or folder per extension, found by scanning, so that no list needs an edit.
+"""Discovery of extensions: each extension is one module or folder, found by scanning, so no list has to be edited.
 
-A module of the scanned folder registers by defining the requested attribute; modules without it (base classes) are
-skipped. An extension that is a folder can have parts that load separately: `part="drafter"` reads `NAME/drafter.py`.
-Installed packages register through entry points, whose group is the dotted name of the folder ("trtspec.families"),
-followed by the part if there is one ("trtspec.methods.drafter"). Entry points are read only if no built-in extension
-matches, because reading the metadata of every installed package is slow.
+A module of the scanned folder registers an extension by defining the requested attribute. Modules without the
+attribute, such as base classes, are skipped. An extension that is a folder can have parts that are loaded separately:
+with `part="drafter"`, the module `NAME/drafter.py` is read.
+
+Installed packages register extensions through entry points. The entry point group is the dotted name of the folder
+("trtspec.families"), followed by the part if there is one ("trtspec.methods.drafter"). Entry points are read only if no
+built-in extension matches, because reading the metadata of all installed packages is slow.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from trtspec.core.errors import TrtspecError
 
 @cache
 def discover(package: str, attribute: str, part: str = "") -> dict[str, Any]:
-    """Return {extension name: value of `attribute`} over the built-in extensions of `package`, sorted by name."""
+    """Return a mapping from name to `attribute` for the built-in extensions in `package`, sorted by name."""
     found = {}
     for name in _built_in(package, part):
         module = importlib.import_module(".".join(filter(None, (package, name, part))))
@@ -32,7 +34,7 @@ def discover(package: str, attribute: str, part: str = "") -> dict[str, Any]:
 
 
 def _built_in(package: str, part: str) -> list[str]:
-    """Return the sorted names in a folder, or those with a module `part`, without importing any of them."""
+    """Return the sorted extension names in a folder, without importing them; with `part`, only those that have it."""
     top, *rest = package.split(".")
     folders = [Path(root, *rest) for root in importlib.import_module(top).__path__]
     found = {info.name for info in pkgutil.iter_modules(map(str, folders))}
@@ -41,7 +43,7 @@ def _built_in(package: str, part: str) -> list[str]:
 
 @cache
 def discover_all(package: str, attribute: str, part: str = "") -> dict[str, Any]:
-    """Return the extensions, built in or from installed packages, sorted by name.
+    """Return a mapping from name to `attribute` for all extensions, built in or from installed packages.
 
     Raises TrtspecError for a duplicate name or an entry point that cannot be loaded.
     """
@@ -67,7 +69,7 @@ def _group(package: str, part: str) -> str:
 
 @cache
 def extension_names(package: str, part: str = "") -> tuple[str, ...]:
-    """Return the names of built-in and installed extensions without importing them or their parent packages."""
+    """Return the sorted names of all extensions, built in or installed, without importing any of them."""
     from importlib.metadata import entry_points
 
     entries = entry_points(group=_group(package, part))
@@ -75,7 +77,7 @@ def extension_names(package: str, part: str = "") -> tuple[str, ...]:
 
 
 def provider_version(package: str, name: str) -> str:
-    """Return name and version of the installed package that provides an extension; "" for a built-in one."""
+    """Return "NAME VERSION" of the installed package that provides an extension; "" for a built-in extension."""
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=package, name=name):
@@ -84,9 +86,9 @@ def provider_version(package: str, name: str) -> str:
 
 
 def find_extension(package: str, attribute: str, name: str, what: str, part: str = "") -> Any:
-    """Return one extension by name; `what` describes its kind in the error.
+    """Return `attribute` of the extension called `name`; `what` is the kind of extension, for error messages.
 
-    Raises TrtspecError for an unknown name, with the known names and the closest match.
+    Raises TrtspecError, with the known names and the closest match, if the name is unknown.
     """
     known = discover(package, attribute, part)
     if name not in known:
@@ -97,9 +99,9 @@ def find_extension(package: str, attribute: str, name: str, what: str, part: str
 
 
 def did_you_mean(name: str, known: Any, ending: str = "") -> str | None:
-    """Return `did you mean 'x'?` for the closest match among `known`, or None.
+    """Return the hint "did you mean 'x'?" for the name in `known` that is closest to `name`, or None.
 
-    `ending` is a suffix common to all names; it is shown but not compared.
+    `ending` is a suffix that is appended to the suggestion but not compared.
     """
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean {near[0] + ending!r}?" if near else None

@@ -2,15 +2,15 @@
 """Child processes with resource limits for trtspec functions that parse untrusted data.
 
 A child is a fresh interpreter with an almost empty environment. The kernel limits its memory, CPU time, open files and
-the size of the files it writes; this process limits wall time and response size. A child that exceeds a limit is
+the size of the files it writes; the parent limits wall-clock time and response size. A child that exceeds a limit is
 killed, and the caller gets a `SandboxError` with the cause. The child imports only the module of the function it runs.
 
     parent                                    child: python -I -m trtspec.core.sandbox LIMITS
     {"function": "module:name", ...} + bytes  -> function(argument, bytes)
     {"value": ...} or {"error": ...}          <-
 
-A function takes a JSON value and bytes and returns a JSON value. To reject its input it raises TrtspecError, whose
-message and hint reach the caller.
+A function takes a JSON value and bytes, and returns a JSON value. To reject its input, a function raises TrtspecError,
+whose message and hint are passed on to the caller.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from typing import Any, NoReturn
 from trtspec.core.errors import TrtspecError
 from trtspec.core.isolated import isolated_python
 
-START_S = 30.0  # for an interpreter and its imports on a busy machine
+START_S = 30.0  # time for starting an interpreter and its imports on a busy machine
 MAX_QUEUED = 256  # requests waiting for a free child of a pool
 LOOK_S = 0.05  # interval between memory checks of a busy child
 PR_SET_PDEATHSIG = 1
-KEPT = ("LD_LIBRARY_PATH", "TZ")  # environment variables passed to the child; neither is a secret
-# One thread per library: each thread's stack and arena use limited address space.
+KEPT = ("LD_LIBRARY_PATH", "TZ")  # environment variables that are passed to the child; they contain no secrets
+# One thread per library, because the stack and the arena of each thread count towards the memory limit.
 SINGLE = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2",
           "TOKENIZERS_PARALLELISM": "false", "ARROW_DEFAULT_MEMORY_POOL": "system"}  # fmt: skip
 _HEAD = struct.Struct("!QQ")
@@ -54,7 +54,11 @@ MEMORY, TIME, CRASH, OUTPUT, FAULT, REFUSED = "memory", "time", "crash", "output
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """Limits per request; `memory_bytes` is address space, `output_bytes` the size of the response."""
+    """Limits for a sandboxed child, in bytes, seconds and counts.
+
+    `memory_bytes` limits the address space, `output_bytes` the response, and `file_bytes` each file that is written.
+    `cpu_s` and `wall_s` limit each request.
+    """
 
     memory_bytes: int = 1 << 30
     cpu_s: float = 10.0
@@ -65,7 +69,7 @@ class SandboxLimits:
 
 
 class SandboxError(TrtspecError):
-    """A request failed in the child; `cause` is one of memory, time, crash, output, fault and refused."""
+    """A request failed in a sandboxed child; `cause` is MEMORY, TIME, CRASH, OUTPUT, FAULT or REFUSED."""
 
     def __init__(self, cause: str, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -73,7 +77,7 @@ class SandboxError(TrtspecError):
 
 
 def run_in_child(function: str, argument: Any, data: bytes = b"", *, limits: SandboxLimits) -> Any:
-    """Run `function`, given as "module:name", in a new child and return its result; raise SandboxError."""
+    """Call `function`, given as "module:name", in a new child process and return its result; raises SandboxError."""
     child = SandboxChild(limits)
     try:
         return child.ask(function, argument, data)
@@ -82,16 +86,16 @@ def run_in_child(function: str, argument: Any, data: bytes = b"", *, limits: San
 
 
 class SandboxChild:
-    """A child process that serves one request at a time; started on the first request and restarted after a kill."""
+    """A child process that serves one request at a time; it starts with the first request and restarts after a kill."""
 
     def __init__(self, limits: SandboxLimits, prepare: tuple[str, Any] | None = None) -> None:
-        """`prepare` is a function and its argument, called in each new child before its first request."""
+        """Create a child; `prepare` is a function and its argument, called in each new process before any request."""
         self.limits, self._prepare = limits, prepare
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
 
     def start(self) -> None:
-        """Start the process if it does not run; the first request waits for its imports and preparation.
+        """Start the process if it is not running; imports and preparation happen during the first request.
 
         Raises OSError if the process cannot be started.
         """
@@ -108,7 +112,7 @@ class SandboxChild:
             self._ready = False
 
     def ask(self, function: str, argument: Any, data: bytes = b"") -> Any:
-        """Return the function's result; on SandboxError the process is killed unless the cause is REFUSED."""
+        """Return the function's result; a SandboxError kills the process unless the cause is REFUSED."""
         self.start()
         try:
             if not self._ready and self._prepare:
@@ -126,7 +130,7 @@ class SandboxChild:
             raise
 
     def end(self) -> int | None:
-        """Kill the process and its descendants in the session; return its exit status."""
+        """Kill the process and its process group; return its exit status, or None if it is not running."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -177,7 +181,10 @@ class SandboxChild:
         return bytes(pieces)
 
     def _wait(self, readable: list[int], writable: list[int], deadline: float) -> None:
-        """Wait for a pipe; polls the child's memory because some kernels, such as macOS's, do not enforce RLIMIT_AS."""
+        """Wait until a pipe is ready; raise SandboxError at the deadline or if the child uses too much memory.
+
+        The child's memory is polled because some kernels, such as macOS's, do not enforce RLIMIT_AS.
+        """
         while not any(select.select(readable, writable, [], LOOK_S)):
             if time.monotonic() >= deadline:
                 raise SandboxError(TIME, f"it took longer than {self.limits.wall_s:g} s")
@@ -185,7 +192,7 @@ class SandboxChild:
                 raise SandboxError(MEMORY, _memory(self.limits.memory_bytes))
 
     def _resident(self) -> int:
-        """Return the resident memory of the process in bytes; 0 if unknown."""
+        """Return the resident memory of the child in bytes; 0 if unknown."""
         try:
             with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as file:  # type: ignore[union-attr]
                 return int(file.read().split()[1]) * resource.getpagesize()
@@ -193,7 +200,7 @@ class SandboxChild:
             return 0
 
     def _ended(self) -> NoReturn:
-        """Raise the SandboxError for the process's exit status."""
+        """Raise the error that corresponds to the exit status of the child."""
         process = self._process
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1.0)  # type: ignore[union-attr]
@@ -203,7 +210,7 @@ class SandboxChild:
             raise SandboxError(TIME, f"it took more than {self.limits.cpu_s:g} s of CPU time")
         if number == signal.SIGABRT:
             raise SandboxError(CRASH, "the process aborted (a parser crash, or out of memory)")
-        if number < 0 and not self._ready:  # not the parser's fault: a parser that fails sends an answer
+        if number < 0 and not self._ready:  # failed to start; a failing parser sends a response
             raise TrtspecError(
                 f"a child process of trtspec ended with status {status} before its first answer",
                 hint=f"check that `{shlex.join(isolated_python('trtspec.core.sandbox'))}` imports trtspec",
@@ -213,11 +220,11 @@ class SandboxChild:
 
 
 class SandboxPool:
-    """A pool of children; a child that exceeds a limit is replaced and does not delay other requests."""
+    """A pool of sandboxed children; replacing a child that exceeded a limit does not delay other requests."""
 
     def __init__(self, size: int, limits: SandboxLimits, prepare: tuple[str, Any] | None = None) -> None:
         self._limits, self._prepare, self._size = limits, prepare, size
-        self._idle: queue.LifoQueue[SandboxChild] = queue.LifoQueue()  # LIFO: few requests then need one child only
+        self._idle: queue.LifoQueue[SandboxChild] = queue.LifoQueue()  # LIFO: low load starts only one child
         for _ in range(size):
             self._idle.put(SandboxChild(limits, prepare))
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
@@ -225,7 +232,7 @@ class SandboxPool:
         self._closed = threading.Event()
 
     def ask(self, function: str, argument: Any, data: bytes = b"") -> Any:
-        """Return the function's result from the next free child; raise SandboxError."""
+        """Return the function's result from the next free child; raises SandboxError."""
         try:
             child = self._idle.get(timeout=START_S + self._limits.wall_s)
         except queue.Empty:
@@ -244,7 +251,7 @@ class SandboxPool:
         self._idle.put(child)
 
     async def ask_async(self, function: str, argument: Any, data: bytes = b"") -> Any:
-        """Like `ask`, without blocking the event loop."""
+        """Return the result of `ask` without blocking the event loop; raises SandboxError if the queue is full."""
         if self._waiting >= MAX_QUEUED:
             raise SandboxError(TIME, f"more than {MAX_QUEUED} requests are waiting")
         self._waiting += 1
@@ -254,7 +261,7 @@ class SandboxPool:
             self._waiting -= 1
 
     def start(self) -> None:
-        """Start one child so that it is ready before the first request."""
+        """Start one child ahead of the first request."""
         with contextlib.suppress(queue.Empty):
             self._put_back(self._idle.get_nowait())
 
@@ -300,9 +307,10 @@ def _confine(limits: SandboxLimits, parent: int) -> None:
 
 
 def _has_one_thread(parent: int) -> bool:
-    """Return whether the parent has a single thread: PR_SET_PDEATHSIG fires when the thread that forked ends.
+    """Return True if the parent has a single thread, which is a precondition for PR_SET_PDEATHSIG.
 
-    With a multi-threaded parent, the child ends at the end of its input or by the request's alarm.
+    That signal is sent when the thread that forked ends, not the process. With a multi-threaded parent, the child
+    instead ends at the end of its input or by the request's timer.
     """
     try:
         return len(os.listdir(f"/proc/{parent}/task")) == 1
@@ -313,13 +321,13 @@ def _has_one_thread(parent: int) -> bool:
 def _limit(what: int, value: int) -> None:
     _, most = resource.getrlimit(what)
     value = value if most == resource.RLIM_INFINITY else min(value, most)
-    with contextlib.suppress(OSError, ValueError):  # unsupported by the kernel: the parent checks the memory
+    with contextlib.suppress(OSError, ValueError):  # not supported by every kernel; the parent polls the memory too
         resource.setrlimit(what, (value, value))
 
 
 @contextlib.contextmanager
 def _timed(limits: SandboxLimits) -> Iterator[None]:
-    """Make the kernel end this process when a request takes too long, even if the parent is gone."""
+    """Limit the CPU and wall-clock time of a request by timers in the child, which work even if the parent is gone."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime + limits.cpu_s) + 2
     with contextlib.suppress(OSError, ValueError):
@@ -334,7 +342,7 @@ def _timed(limits: SandboxLimits) -> Iterator[None]:
 
 
 def _answer(request: dict[str, Any], data: bytes, limits: SandboxLimits) -> bytes:
-    """Run the request and return its response as JSON."""
+    """Call the requested function and return the JSON response, with a result or an error."""
     try:
         module, _, function = request["function"].partition(":")
         value = getattr(importlib.import_module(module), function)(request["argument"], data)
@@ -345,7 +353,7 @@ def _answer(request: dict[str, Any], data: bytes, limits: SandboxLimits) -> byte
         return _error(MEMORY, _memory(limits.memory_bytes))
     except RecursionError:
         return _error(FAULT, "it is nested too deeply")
-    except BaseException as error:  # panics of Rust derive from BaseException
+    except BaseException as error:  # Rust panics derive from BaseException
         words = str(error).strip().splitlines()
         return _error(FAULT, f"{type(error).__name__}: {words[0][:300]}" if words else type(error).__name__)
     if len(answer) > limits.output_bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of engines: which known one is nearest to a version that is not known."""
+"""Parsing of engine versions, and selection of the nearest known version for an unknown one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
-# 1.4.0rc4, 0.5.16.post1 and 1.3.0rc29.dev20260912, as PEP 440 normalises them
+# Examples, normalized according to PEP 440: 1.4.0rc4, 0.5.16.post1, 1.3.0rc29.dev20260912
 _VERSION = re.compile(r"(\d+(?:\.\d+)+)(?:rc(\d+))?(?:\.post(\d+))?(?:\.dev\d+)?")
-_FINAL = 1 << 31  # after all candidates
+_FINAL = 1 << 31  # sorts a final release after all its release candidates
 VersionKey = tuple[tuple[int, ...], int, int]
 
 
 def version_key(version: str) -> VersionKey | None:
-    """Return the numbers of the release, of the candidate and of the post-release; None if it is not a version."""
+    """Return the release, release candidate and post-release numbers as a sort key, or None for a malformed version."""
     if (found := _VERSION.fullmatch(version)) is None:
         return None
     release, candidate, post = found.groups()
@@ -23,10 +23,10 @@ def version_key(version: str) -> VersionKey | None:
 
 
 def nearest_version(version: str, known: Iterable[str]) -> str | None:
-    """Return the known version of the same minor whose facts apply best to an unknown one; None without one.
+    """Return the known version that is the best stand-in for `version`, with the same major and minor numbers, or None.
 
-    It is the newest that is not newer, or the oldest candidate of the same release. Versions before all known ones of
-    their minor lack one, because features may be missing there.
+    It is the newest known version that is not newer, else the oldest known version with the same release numbers. Older
+    versions than these lack a stand-in, because features may be missing in them.
     """
     key = version_key(version)
     keys = {each: found for each in known if (found := version_key(each))}
@@ -39,7 +39,7 @@ def nearest_version(version: str, known: Iterable[str]) -> str | None:
 
 
 class KnownReleases(dict[str, T]):
-    """Facts by version; a lookup of an unknown version returns the nearest known one's (`nearest_version`)."""
+    """Mapping from version to facts; a lookup falls back to `nearest_version` and raises KeyError without one."""
 
     def __missing__(self, version: str) -> T:
         nearest = nearest_version(version, self)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything before a build: checks, plans, predictions, recipe proposals, inspection and migration."""
+"""All work before a build: checks, plans, speed prediction, recipe proposals, inspection and migration."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipelines that `trtspec ci` writes: their jobs and commands, and the forms of GitHub Actions and GitLab CI/CD."""
+"""CI pipelines written by `trtspec ci`: jobs and commands, rendered for GitHub Actions and GitLab CI/CD."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from trtspec.recipe.schema import Engine
 CACHE = ".trtspec-cache"
 KEY_OF_PLAN = "import json, sys; print(json.load(sys.stdin)['steps'][-1]['key'])"
 HEADER = "# Written by `trtspec ci {system}`; to update it, run the command again.\n"
-KEEP_DAYS = 14  # artifacts are kept this long
-TIMEOUT_MINUTES = 360  # of each build job
+KEEP_DAYS = 14  # retention of uploaded artifacts
+TIMEOUT_MINUTES = 360  # limit of each build job
 
 
 @dataclass(frozen=True)
 class BuildJob:
-    """The build and the verification of one recipe, or of one variant of a matrix.
+    """The CI job that builds and verifies one recipe, or one variant of a recipe with a matrix.
 
     Attributes:
         name: the recipe's name, which is unique in a pipeline.
         recipe: path of the recipe file, relative to the project's root.
-        variant: the variant's name, or "" if the file has a single recipe.
-        needs_gpu: whether the engine runs on a GPU only.
-        runner: label of the runner, "" for the system's default.
+        variant: the variant's name; "" if the file has a single recipe.
+        needs_gpu: True if the engine runs on a GPU only.
+        runner: label of the runner; "" for the CI system's default.
     """
 
     name: str
@@ -43,38 +43,38 @@ class BuildJob:
     runner: str
 
     def command(self, command: str, *more: str) -> str:
-        """Return a command on the recipe as a shell text."""
+        """Return a trtspec command for the job's recipe, quoted for a shell."""
         variant = ["--variant", self.variant] if self.variant else []
         return shlex.join(["trtspec", command, self.recipe, *variant, *more])
 
     def build(self) -> str:
-        """Return the command that builds the artifact and saves the result."""
+        """Return the shell command that builds the artifact and writes the result to build.json."""
         return self.command("build", "--json") + " > build.json"
 
     def verify(self) -> str:
-        """Return the command that compares the artifact with its target and evaluates the gates."""
+        """Return the shell command that compares the artifact with its target and evaluates the gates."""
         return shlex.join(["trtspec", "verify", f"build/{self.name}", "--undecided", "fail"])
 
     def report(self, form: str, out: str = "") -> str:
-        """Return the command that writes a report in a format, to a file or to standard output."""
+        """Return the shell command that writes a report in format `form` to the file `out`, or to standard output."""
         into = ["--out", out] if out else []
         where = f"build/{self.name}"
         return shlex.join(["trtspec", "report", where, "--results", "build.json", "--format", form, *into])
 
     def pack(self) -> str:
-        """Return the command that packs the artifact, because upload actions lose links and permissions."""
+        """Return the shell command that packs the artifact as tar; upload actions lose links and permissions."""
         return shlex.join(["tar", "-C", "build", "-cf", f"{self.name}.tar", self.name])
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The recipes to check and the artifacts to build.
+    """A CI pipeline: the recipe files to check and the jobs that build artifacts.
 
     Attributes:
         python: the Python version of all jobs.
         packages: the arguments of `pip install`; "" for trtspec with the extras that builds and tests need.
-        runner: label of the runners of jobs without a GPU, "" for the system's default.
-        branch: the branch whose pushes start the pipeline.
+        runner: label of the runners of jobs without a GPU; "" for the CI system's default.
+        branch: the branch on which pushes start the pipeline.
     """
 
     recipes: tuple[str, ...]
@@ -95,10 +95,10 @@ class Pipeline:
 def make_pipeline(
     recipes: Sequence[Path], root: Path, *, python: str, install: str, cpu_runner: str, gpu_runner: str, branch: str
 ) -> Pipeline:
-    """Return the pipeline of some recipe files of the project at `root`; engines that need a GPU run on `gpu_runner`.
+    """Create the pipeline for recipe files of the project at `root`; engines that need a GPU get `gpu_runner`.
 
-    Raises TrtspecError for a file outside the project or two recipes with one name, and RecipeError for an
-    invalid recipe.
+    Raises TrtspecError for a file outside the project, a path with "$" and two recipes with the same name. Raises
+    RecipeError for an invalid recipe.
     """
     jobs: dict[str, BuildJob] = {}
     paths = [_relative(path, root) for path in recipes]
@@ -114,7 +114,7 @@ def make_pipeline(
 
 
 def render_pipeline(system: str, pipeline: Pipeline) -> str:
-    """Return the YAML text of a pipeline for a key of SYSTEMS."""
+    """Return the YAML text of a pipeline for the CI system `system`, a key of SYSTEMS."""
     text = yaml.dump(SYSTEMS[system](pipeline), Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
     return HEADER.format(system=system) + re.sub(r"^'on':", "on:", text, flags=re.MULTILINE)
 
@@ -122,7 +122,7 @@ def render_pipeline(system: str, pipeline: Pipeline) -> str:
 def _relative(path: Path, root: Path) -> str:
     try:
         relative = path.resolve().relative_to(root.resolve()).as_posix()
-        if "$" not in relative:  # CI systems expand variables and expressions, also in quotes
+        if "$" not in relative:  # CI systems expand variables and expressions, even in quotes
             return relative
         raise TrtspecError("a CI system would expand $ in the path", where=str(path), hint="rename the file")
     except ValueError:
@@ -132,14 +132,14 @@ def _relative(path: Path, root: Path) -> str:
 
 
 def _needs_gpu(engine: Engine) -> bool:
-    """Return whether a recipe's engine runs on a GPU only; `auto` selects one that does if the recipe names a GPU."""
+    """Return True if a recipe's engine needs a GPU; with backend `auto`, it does if the recipe names a GPU."""
     if engine.backend == AUTO:
         return engine.gpu is not None
     return engine.device != "cpu" and not find_backend(engine.backend).in_process
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks and lists indented, as these files are written by hand."""
+    """YAML dumper that writes multi-line strings as literal blocks and indents lists."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -159,8 +159,8 @@ ALWAYS = "${{ !cancelled() }}"
 
 
 def github_workflow(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the workflow; save it as .github/workflows/trtspec.yml."""
-    ids = {job: "build-" + re.sub("[^A-Za-z0-9_-]", "_", job.name) for job in pipeline.jobs}  # valid characters
+    """Return the GitHub Actions workflow as plain data, to be saved as .github/workflows/trtspec.yml."""
+    ids = {job: "build-" + re.sub("[^A-Za-z0-9_-]", "_", job.name) for job in pipeline.jobs}  # only valid characters
     builds = {ids[job]: _github_build(job, pipeline) for job in pipeline.jobs}
     return {
         "name": "trtspec",
@@ -184,7 +184,7 @@ def _github_setup(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def _github_check(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the job that checks all recipes within minutes, before anything is built."""
+    """Return the job that checks and plans all recipes before anything is built."""
     plans = "\n".join(job.command("plan") for job in pipeline.jobs)
     return {
         "runs-on": pipeline.runner or RUNNER,
@@ -235,7 +235,7 @@ BASE = ".trtspec"
 
 
 def gitlab_configuration(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the configuration; save it as .gitlab-ci.yml, or include it there."""
+    """Return the GitLab CI/CD configuration as plain data, to be saved as .gitlab-ci.yml or included there."""
     return {
         "stages": ["check", "build"],
         "variables": {"TRTSPEC_CACHE": f"$CI_PROJECT_DIR/{CACHE}"},
@@ -263,7 +263,7 @@ def gitlab_configuration(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _gitlab_tags(runner: str) -> dict[str, Any]:
-    """Return the tags that select a runner; without any, every runner for untagged jobs is right."""
+    """Return the tags that select a runner; an empty dictionary selects any runner for untagged jobs."""
     return {"tags": [runner]} if runner else {}
 
 
@@ -273,7 +273,7 @@ def _gitlab_build(job: BuildJob) -> dict[str, Any]:
         "stage": "build",
         "timeout": f"{TIMEOUT_MINUTES} minutes",
         **_gitlab_tags(job.runner),
-        # Entries of the store are found by content, so that the store of any earlier recipe is right, too.
+        # Entries of the store are found by key, so the cached store of any earlier recipe version is usable.
         "cache": {
             "key": {"files": [job.recipe], "prefix": f"trtspec-{job.name}"},
             "fallback_keys": [f"trtspec-{job.name}"],

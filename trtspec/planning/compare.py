@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two recipes, plans, artifacts or reports: read them into sections, and list their differences and effects.
+"""Comparison of two recipes, plans, artifacts or reports: their differing values, and the effects of the differences.
 
-Inputs are recipes, artifacts, and the `--json` output of `plan`, `verify` and `bench`. Only documents and headers are
-read, under size limits; the caller provides the function that plans a recipe. Recorded values are compared, value by
-value; no other file of an artifact is read.
+Inputs are recipes, artifacts, and the `--json` output of `plan`, `verify` and `bench`. Only documents are read, under
+size limits; other files of an artifact are compared by their recorded digests. The caller provides the function that
+plans a recipe.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from trtspec.store.artifact import load_manifest
 from trtspec.store.artifact_paths import MANIFEST, REPORTS
 
 SUPPORTED = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
-SAMPLES = 3  # lists of at least this many numbers are samples, shorter ones intervals
+SAMPLES = 3  # lists of at least this length are samples; shorter lists are intervals
 
 KnownDocument = PlanDocument | VerificationDocument
-# The key that identifies each kind; documents of `bench` may have checks too.
+# Key that identifies each kind of document, in this order, because documents of `bench` may have checks too.
 KINDS: dict[str, type[KnownDocument]] = {
     "steps": PlanDocument,
     "speculative": BenchDocument,
     "checks": VerificationDocument,
 }
-# Keys of a report that are not metrics; the checks are added by name.
+# Keys of a report that are not metrics. Checks are added under their names.
 NO_METRICS = ("format_version", "checks", "left_out", "manifest")
 
 
 def load_document(path: Path) -> tuple[KnownDocument, dict[str, Any]]:
-    """Return a document and its plain values; TrtspecError if the file is not a supported document."""
+    """Read a saved document; return it parsed and as plain values, or raise TrtspecError if it is unsupported."""
     values, _ = read_values(path, SUPPORTED)
     if "recipes" in values and "steps" not in values:
         raise TrtspecError("the file has the plans of several recipes", where=str(path), hint="save one of them")
@@ -57,7 +57,7 @@ def load_document(path: Path) -> tuple[KnownDocument, dict[str, Any]]:
 
 
 def extract_metrics(document: VerificationDocument, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers and verdicts of a report, without samples."""
+    """Return the numbers and check results of a report, without lists of samples."""
     checks = {check.name: check.model_dump(exclude={"name"}) for check in document.checks}
     left_out = {"left_out": {each.name: each.reason for each in document.left_out}} if document.left_out else {}
     metrics = {key: value for key, value in _without_samples(values).items() if key not in NO_METRICS}
@@ -83,11 +83,11 @@ MOST_REPORTS = 16
 
 @dataclass(frozen=True)
 class ComparisonInput:
-    """One input of a comparison.
+    """One of the two inputs of a comparison.
 
-    `sections` are nested mappings of plain values: recipe, steps (keys by name), memory (bytes by GPU), tools, gpu,
-    files (size and digest by path), verify, bench. `steps` have the parts of the steps' keys if known. `remarks`
-    describe what was skipped.
+    `sections` maps a section name to nested values: recipe, steps (keys by name), memory (bytes by GPU), tools, gpu,
+    files (size and digest by path), verify, bench. `steps` maps step names to steps, with the parts of their keys if
+    known. `remarks` describe skipped reports and uncertain keys.
     """
 
     kind: str
@@ -99,9 +99,9 @@ class ComparisonInput:
 
 
 def read_side(path: Path, plan_of: Callable[[Path], dict[str, Any]]) -> ComparisonInput:
-    """Read the file or directory at `path`, or the shipped recipe of that name; TrtspecError if it is unsupported.
+    """Read one input: a directory, a file, or the shipped recipe of that name.
 
-    `plan_of` returns the document of `plan --json` for a recipe file.
+    `plan_of` returns the document of `plan --json` for a recipe file. Raises TrtspecError for an unsupported input.
     """
     if path.is_dir():
         return _artifact(path)
@@ -118,7 +118,7 @@ def read_side(path: Path, plan_of: Callable[[Path], dict[str, Any]]) -> Comparis
 
 
 def _is_document(path: Path) -> bool:
-    """Distinguish a saved document from a recipe, which may start with a brace too."""
+    """Return True for a saved document and False for a recipe; both may start with a brace."""
     try:
         file = open_regular(path)
     except OSError as error:
@@ -157,7 +157,7 @@ def _artifact(root: Path) -> ComparisonInput:
 
 
 def _reports(root: Path) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """Return the metrics of an artifact's reports by section, and remarks on skipped reports; errors are not raised."""
+    """Return the metrics of an artifact's reports by section, and remarks on reports that cannot be read."""
     found: dict[str, Mapping[str, Any]] = {}
     remarks: list[str] = []
     if (root / REPORTS).is_symlink():
@@ -178,7 +178,10 @@ def _filled(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str,
 
 
 def describe_effects(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any]:
-    """Return the effects of changing from `a` to `b`: `steps`, `build`, `memory`, `files`, `speedup`."""
+    """Return the effects of changing from `a` to `b` on `steps`, `build`, `memory`, `files` and `speedup`.
+
+    An effect is None if an input lacks the section for it.
+    """
     return {
         "steps": _steps(a, b),
         "build": _build(a, b),
@@ -189,7 +192,7 @@ def describe_effects(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any]:
 
 
 def _steps(a: ComparisonInput, b: ComparisonInput) -> list[dict[str, str]] | None:
-    """Return each step that differs, and why."""
+    """Return the steps that differ, each with the differing parts of its key."""
     if not (a.steps and b.steps):
         return None
     return [
@@ -207,7 +210,7 @@ def _change(a: PlanStep | None, b: PlanStep | None) -> dict[str, str]:
 
 
 def _build(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any] | None:
-    """Return the steps of `b` that remain to be run after `a` was built, and the bytes they read and write."""
+    """Return the steps of `b` that must still run after `a` was built, and the bytes that they read and write."""
     if not (a.steps and b.steps):
         return None
     there = {step.key for step in a.steps.values()}
@@ -247,7 +250,7 @@ def _files(a: ComparisonInput, b: ComparisonInput) -> dict[str, int] | None:
 
 
 def _speedup(a: ComparisonInput, b: ComparisonInput) -> dict[str, Any] | None:
-    """Return both intervals and whether they overlap; then the difference may be chance."""
+    """Return both speed-up intervals, and `overlap` if the difference between them may be noise."""
     ours, theirs = _interval(a), _interval(b)
     if ours is None or theirs is None:
         return None
@@ -263,7 +266,7 @@ def _interval(side: ComparisonInput) -> list[float] | None:
 
 FORMAT_VERSION = 1
 DifferenceKind = Literal["differs", "only in a", "only in b", "same"]
-# How to get a section that an input lacks.
+# Hints on producing a section that an input lacks.
 MADE_BY = {
     "memory": "trtspec plan reports it for a recipe",
     "tools": "trtspec build records them",
@@ -275,7 +278,7 @@ MADE_BY = {
 
 @dataclass(frozen=True)
 class ValueDifference:
-    """A value in one or both inputs; `a` or `b` is None if absent, and `path` is dotted within `section`."""
+    """A value in one or both inputs, equal or not; `path` is dotted within `section`, and an absent value is None."""
 
     section: str
     path: str
@@ -285,19 +288,19 @@ class ValueDifference:
 
     @property
     def percent(self) -> float | None:
-        """Return the change from `a` to `b` in percent, or None if they are not numbers or `a` is 0."""
+        """Return the change from `a` to `b` in percent, or None for values that are not numbers or if `a` is 0."""
         if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (self.a, self.b)):
             return None
         return round(100 * (self.b - self.a) / abs(self.a), 2) if self.a else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry of `compare --json`."""
+        """Return an entry of the document of `compare --json`."""
         return asdict(self) | ({} if self.percent is None else {"percent": self.percent})
 
 
 @dataclass(frozen=True)
 class InputComparison:
-    """All values of the sections that both inputs have; `not_compared` gives the reason for each other section."""
+    """All values of the sections that both inputs have; `not_compared` maps each other section to the reason."""
 
     a: ComparisonInput
     b: ComparisonInput
@@ -313,7 +316,10 @@ class InputComparison:
         return dict(Counter(place.section for place in self.places if place.what == "same"))
 
     def naming(self, a: Mapping[str, str], b: Mapping[str, str]) -> InputComparison:
-        """Return a comparison with models named as in {path: directory or hub id}, to distinguish equal names."""
+        """Return a copy in which models are replaced by `a` and `b`, which map recipe paths to directories or hub ids.
+
+        Unlike the recorded names, these distinguish different models with the same name.
+        """
 
         def named(place: ValueDifference) -> ValueDifference:
             ours, theirs = a.get(place.path, place.a), b.get(place.path, place.b)
@@ -324,7 +330,7 @@ class InputComparison:
         return replace(self, places=tuple(map(named, self.places)))
 
     def as_dict(self, *, everything: bool = False) -> dict[str, Any]:
-        """Return the document of `compare --json`; with `everything` it also lists equal values."""
+        """Return the document of `compare --json`; with `everything`, it also lists the equal values."""
         unchanged = [place.as_dict() for place in self.places if place.what == "same"]
         return {
             "format_version": FORMAT_VERSION,
@@ -339,9 +345,9 @@ class InputComparison:
 
 
 def compare(a: ComparisonInput, b: ComparisonInput) -> InputComparison:
-    """Compare two inputs; TrtspecError without a common section."""
+    """Compare two inputs section by section; raises TrtspecError if they do not share a section or metric."""
     sections = {name: (a.sections[name], b.sections[name]) for name in a.sections if name in b.sections}
-    if not sections:  # a report of `verify` and one of `bench` share some metrics
+    if not sections:  # reports of `verify` and `bench` have some metrics in common
         ours, theirs = headlines(a), headlines(b)
         common = [name for name in ours if name in theirs]
         both = {name: ours[name] for name in common}, {name: theirs[name] for name in common}
@@ -354,7 +360,7 @@ def compare(a: ComparisonInput, b: ComparisonInput) -> InputComparison:
 
 
 def headlines(side: ComparisonInput) -> dict[str, Any]:
-    """Return the metrics that both kinds of reports may have, under common names."""
+    """Return the metrics that reports of `verify` and `bench` have in common, under the same names for both."""
     places = {
         "acceptance_rate": ("speculative.acceptance_rate", "min_acceptance.value"),
         "speedup": ("speedup", "min_speedup.value"),
@@ -377,7 +383,7 @@ def _not_compared(a: ComparisonInput, b: ComparisonInput) -> dict[str, str]:
 
 
 def _entries(section: str, path: str, a: Any, b: Any) -> Iterator[ValueDifference]:
-    is_record = section == "files" and path  # shown completely
+    is_record = section == "files" and path  # size and digest are compared together
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or is_record:
         is_equal = a == b and isinstance(a, bool) == isinstance(b, bool)
         yield ValueDifference(section, path, a, b, "same" if is_equal else "differs")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completions for recipes in editors and shells: keys, and names that extensions provide.
+"""Completion of recipes in editors and shells: keys, values and the names of extensions.
 
-The registry provides methods with their options, backends with their versions, and GPUs; no name is hard-coded.
+Methods with their options, backends with their versions, and GPUs come from their registries; no name is hard-coded.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NOT_SET = ("schema", "extends", "matrix", OPTIONS)
 
 
 def editor_schema() -> dict[str, Any]:
-    """Return the JSON Schema of recipes with the names of all extensions, including installed packages.
+    """Return the JSON Schema of recipes including the names of all extensions, also from installed packages.
 
-    The value of `method` selects the schema of `options`, so an option of a different method is an error.
+    The value of `method` selects the schema of `options`, so editors flag an option of another method.
     """
     schema = recipe_json_schema()
     definitions, methods = schema["$defs"], discover_all(PACKAGE, ATTRIBUTE)
@@ -42,7 +42,10 @@ def editor_schema() -> dict[str, Any]:
 
 
 def override_keys(prefix: str) -> dict[str, str]:
-    """Return the `--set` keys with this prefix and their descriptions; methods are loaded only for their options."""
+    """Return the keys for `--set` that start with `prefix`, with descriptions.
+
+    Methods are loaded only if `prefix` can be the start of a method option.
+    """
     keys = recipe_keys()
     sections = {key.rpartition(".")[0] for key in keys}
     ends = {key: text for key, text in keys.items() if key not in sections and key not in NOT_SET and ITEM not in key}
@@ -50,7 +53,7 @@ def override_keys(prefix: str) -> dict[str, str]:
 
 
 def described_values(key: str) -> dict[str, str]:
-    """Return the known values of a key with descriptions; empty if any value is allowed."""
+    """Return the known values of a recipe key with descriptions; empty if the values are not restricted."""
     schema = editor_schema()
     parts = [schema]
     for name in key.split("."):
@@ -74,7 +77,7 @@ def _option_keys() -> dict[str, str]:
 
 
 def _properties(part: dict[str, Any], schema: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """Yield the schema's definitions of a property, wherever they are."""
+    """Yield all definitions of property `name` below a part of the schema, following references and conditions."""
     if "$ref" in part:
         found: Any = schema
         for step in part["$ref"].removeprefix("#/").split("/"):
@@ -100,7 +103,7 @@ def _enum(described: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _selected(name: str, method: Method) -> dict[str, Any]:
-    """Return the rule that a method adds for the other keys of `speculation`."""
+    """Return the JSON Schema rule that a method imposes on the other keys of `speculation`."""
     rules: dict[str, Any] = {"options": {"$ref": f"#/$defs/{_definition(name)}"}}
     if lens := method.draft_lens:
         rules["draft_len"] = {"minimum": lens[0], "maximum": lens[-1]}

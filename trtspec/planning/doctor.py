@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probe this machine: packages, server, GPU and disk. Changes nothing."""
+"""Read-only probes of this machine for `trtspec doctor`: packages, server, GPU and disk."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ HINTS = {
     "tritonclient": "pip install 'trtspec[triton]'",
     WHEEL: INSTALL_WHEEL,
 }
-OPTIONAL_PACKAGES = {"aiohttp": "pip install 'trtspec[bench]'"}  # `doctor` does not check these
+OPTIONAL_PACKAGES = {"aiohttp": "pip install 'trtspec[bench]'"}  # packages that `doctor` does not check
 
 
 def probe_machine() -> list[DoctorCheck]:
-    """Return probes of everything that builds, measurements and deployments need on this machine."""
+    """Check everything that builds, measurements and deployments need on this machine."""
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     fault = version_problem()
     python = DoctorCheck("python", fault is None, detail, fault)
@@ -35,7 +35,7 @@ def probe_machine() -> list[DoctorCheck]:
 
 
 def install_hint(package: str) -> str | None:
-    """Return how to install a missing Python package, or None if trtspec does not use it."""
+    """Return the command that installs a missing Python package, or None if trtspec does not use the package."""
     probes = (probe for backend in backends().values() for probe in backend.probes())
     return (HINTS | OPTIONAL_PACKAGES).get(package) or next(
         (probe.hint for probe in probes if probe.name == package), None
@@ -43,8 +43,8 @@ def install_hint(package: str) -> str | None:
 
 
 def _conversions() -> DoctorCheck:
-    """Report which implementation computes conversions; without a compiler only speed is lost."""
-    from trtspec.kernels.build import (  # compiler flags, which only this command needs
+    """Report the implementation that converts tensors; without a compiler, conversions are only slower."""
+    from trtspec.kernels.build import (  # lazy: only this command needs it
         HOST_PLUGINS,
         find_libraries,
         probe_toolchain,

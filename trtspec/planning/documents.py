@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemas of saved documents: the `--json` output of plan, build, baseline, verify, bench, profile and train.
 
-A schema has the fields that a reader needs; other keys are ignored, so that documents of other versions can be read.
-Files are untrusted: their size and number of values are limited before parsing, and values out of bounds are rejected.
+A schema contains the fields that readers need. Other keys are ignored, so that documents of other versions can be read.
+Files are untrusted: their size and number of values are limited before parsing, and values out of range are rejected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Millis = Annotated[float, Field(ge=0, lt=1e12)]
 
 
 class LatencySpread(BaseModel):
-    """A distribution over all requests."""
+    """Mean and percentiles of a latency over all requests."""
 
     mean: Millis
     p50: Millis
@@ -37,7 +37,7 @@ class LatencySpread(BaseModel):
 
 
 class BaselineEngine(BaseModel):
-    """Backend that ran the target; `measured_by` is "process" or "server"."""
+    """The backend that ran the target; `measured_by` is "process" or "server"."""
 
     backend: Text
     measured_by: Text
@@ -48,7 +48,7 @@ class PromptCount(BaseModel):
 
 
 class SavedDocument(BaseModel):
-    """Output of a command with --json."""
+    """Base of the documents that commands print with `--json`."""
 
     format_version: Literal[1]
 
@@ -79,7 +79,7 @@ class SkippedCheckRecord(BaseModel):
 
 
 class VerificationDocument(SavedDocument):
-    """Output of `verify --json`, which is also the report in an artifact."""
+    """Output of `verify --json`, which is also saved as a report in the artifact."""
 
     COMMAND: ClassVar[str] = "verify"
 
@@ -96,7 +96,7 @@ class BenchArm(BaseModel):
 
 
 class BenchDocument(VerificationDocument):
-    """Output of `bench --json`; `checks` are those of --gates."""
+    """Output of `bench --json`; `checks` are the gates that `--gates` evaluated."""
 
     COMMAND: ClassVar[str] = "bench"
 
@@ -124,7 +124,7 @@ class BuildDocument(SavedDocument):
 
 
 class Percentiles(LatencySpread):
-    """A distribution in milliseconds."""
+    """Minimum, maximum, mean and percentiles of a latency in milliseconds."""
 
     min: Millis
     p90: Millis
@@ -133,7 +133,7 @@ class Percentiles(LatencySpread):
 
 
 class LoadRound(BaseModel):
-    """A round of one arm; its metrics are None without responses."""
+    """One measurement round of an arm; its metrics are None if no request succeeded."""
 
     requests: Count
     failed: Count
@@ -156,7 +156,7 @@ class LoadArm(BaseModel):
 
 
 class LoadSize(BaseModel):
-    """A load: `concurrency` of a closed loop, `requests_per_s` of an open one."""
+    """A load: `concurrency` for a closed loop, `requests_per_s` for an open loop."""
 
     kind: Text
     concurrency: Annotated[float, Field(ge=1, le=1_000_000)] | None = None
@@ -187,14 +187,14 @@ class LoadPoint(BaseModel):
 
 
 class MeasuredWorkload(BaseModel):
-    """The prompts and lengths of a load benchmark; equal digests mean equal workloads."""
+    """The prompts and lengths of a load benchmark; workloads with equal digests are equal."""
 
     sha256: Text
     source: Text
 
 
 class MachineNoise(BaseModel):
-    """The time of fixed work on the client's machine."""
+    """Median time of a fixed amount of work on the client's machine."""
 
     median_work_ms: Positive
 
@@ -211,7 +211,7 @@ class LoadDocument(SavedDocument):
 
 
 class PlanStep(BaseModel):
-    """A step of a plan; `key_parts` are digests of the parts of its key, empty if not recorded."""
+    """A step of a plan; `key_parts` has the digests of the parts of its key, and is empty if they were not recorded."""
 
     name: Text
     key: Sha256
@@ -230,14 +230,14 @@ class PlanMemory(BaseModel):
 
 
 class PredictedBatch(BaseModel):
-    """Predicted speed-ups of one batch size, by acceptance rate."""
+    """Predicted speed-ups at one batch size, by acceptance rate."""
 
     batch: Annotated[int, Field(ge=1, le=100_000)]
     speedup: Annotated[dict[Text, Positive], Field(max_length=10)]
 
 
 class Predicted(BaseModel):
-    """Prediction of a plan; `batches` is empty if nothing is predicted."""
+    """Predicted effect of speculation; `batches` is empty and `why_not` is the reason if it cannot be predicted."""
 
     why_not: Text = ""
     gpu: Text = ""
@@ -247,7 +247,7 @@ class Predicted(BaseModel):
 
 
 class PlanDocument(SavedDocument):
-    """Output of `plan --json`; earlier versions lack `recipe` and `key_parts`."""
+    """Output of `plan --json`; documents of earlier versions lack `recipe` and `key_parts`."""
 
     name: Text
     recipe: dict[str, Any] | None = None
@@ -258,7 +258,7 @@ class PlanDocument(SavedDocument):
 
 
 class MeanLengths(BaseModel):
-    """Mean accepted length, weighted by tokens, as [mean, low, high]."""
+    """Token-weighted mean accepted length with its confidence interval, as (mean, low, high)."""
 
     token_weighted: tuple[Number, Number, Number]
 
@@ -271,7 +271,7 @@ class KindStats(BaseModel):
 
 
 class BatchSpeedup(BaseModel):
-    """Expected speed-up at a batch size and draft length."""
+    """Expected speed-up at a batch size and a draft length, with its interval."""
 
     batch: Annotated[int, Field(ge=1, le=100_000)]
     draft_len: Count
@@ -280,7 +280,7 @@ class BatchSpeedup(BaseModel):
 
 
 class ProfiledCandidate(BaseModel):
-    """A profiled method or draft."""
+    """Measured acceptance and expected speed-ups of one profiled method or draft."""
 
     method: Text
     draft: Text | None
@@ -307,14 +307,14 @@ class ProfileDocument(SavedDocument):
 
 
 class DraftAcceptance(BaseModel):
-    """The acceptance of a draft on held-out prompts."""
+    """Mean accepted length of a draft on held-out prompts, with its interval."""
 
     mean_accepted_len: Positive
     interval: tuple[Number, Number]
 
 
 class KindAcceptance(BaseModel):
-    """The acceptance for one kind of prompt before and after training."""
+    """Acceptance on one kind of prompt before and after training."""
 
     kind: Text
     before: DraftAcceptance
@@ -338,7 +338,7 @@ Document = TypeVar("Document", bound=BaseModel)
 def read_values(
     path: Path, hint: str, max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES
 ) -> tuple[dict[str, Any], bytes]:
-    """Return the values of a JSON file and its bytes; TrtspecError if it is unreadable or exceeds the limits."""
+    """Read a JSON file; return its values and its bytes. Raises TrtspecError if the file is not valid or too large."""
     try:
         data = read_bounded(path, max_bytes)
         return parse_object(data, max_values), data
@@ -349,7 +349,7 @@ def read_values(
 
 
 def validated(schema: type[Document], values: dict[str, Any], path: Path, hint: str) -> Document:
-    """Return the values of a file as a document; TrtspecError with the first invalid key."""
+    """Parse the values of a file as a document; raise TrtspecError with the first invalid key."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe a checkpoint or artifact in a directory or on the hub. Reads headers and documents only."""
+"""Description of a checkpoint or artifact, in a directory or on the hub, from its headers and documents only."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ LONGEST_NAME = 100
 
 
 def inspect_model(written: str, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
-    """Return a description of a directory or a hub model: its id, or `ID@COMMIT` for a commit other than the newest.
+    """Return a description of a directory or a hub model, given as its id or `ID@COMMIT` (default: newest commit).
 
-    TrtspecError as for `inspect_path`, or if the hub does not provide the model.
+    Raises TrtspecError as `inspect_path` does, and if the hub does not provide the model.
     """
     model, _, revision = written.partition("@")
     if "/" not in model or not is_hub_id(model) or Path(written).exists():
@@ -50,9 +50,9 @@ def inspect_model(written: str, mapping: ParallelMapping = ONE_RANK, scheme: Sch
 
 
 def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
-    """Return a description of the directory at `path`; TrtspecError if its kind is not supported.
+    """Return a description of the checkpoint or artifact in a directory; TrtspecError if it is neither.
 
-    `mapping` and `scheme` define how a source would be converted; they do not affect the rest.
+    `mapping` and `scheme` define how a source checkpoint would be converted; they do not affect other directories.
     """
     if not path.is_dir():
         what = "is a file, not a directory" if path.exists() else "no such directory"
@@ -63,7 +63,7 @@ def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme
 
 
 def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
-    """Return the description of a source; only from its headers if its family is unknown."""
+    """Return the description of a source checkpoint; if its family is unknown, only its headers are described."""
     try:
         details = _converting(read_model(source, "auto"), mapping, scheme)
     except UnsupportedArchitecture as unknown:
@@ -88,7 +88,7 @@ def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[
 
 
 def _end_ids(root: Path, absent: Collection[str] = ()) -> str:
-    """Return the end ids and the file that defines them, or why they cannot be read."""
+    """Return the end-of-text ids and the file that defines them, or the reason why they cannot be read."""
     try:
         is_here = TOKENIZER not in absent and (root / TOKENIZER).is_file()
         return str(find_end_ids(root, VocabularyFiles(root).token_id if is_here else lambda token: None))
@@ -97,7 +97,7 @@ def _end_ids(root: Path, absent: Collection[str] = ()) -> str:
 
 
 def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
-    """Return the family's description of a model and of its converted form."""
+    """Return the description of a model of a known family and of its converted form."""
     model.check(scheme, mapping)
     plan = plan_conversion(model.config, model.rules, mapping, model.scheme(scheme))
     return {
@@ -116,7 +116,7 @@ def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) ->
 
 
 def _used_head(model: SourceModel) -> str:
-    """Return which tensor becomes the LM head, and the reason if config.json ties it to the embedding."""
+    """Return the name of the tensor that becomes the LM head, with the reason if config.json ties embeddings."""
     ((tensor,),) = (rule.sources for rule in model.rules if rule.target == LM_HEAD)
     if model.ties.differ:
         return f"{tensor.name}, from the file: config.json ties it to {model.ties.embedding}, whose values differ"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check whether a recipe fits its GPUs, and count the texts that do, with the backend's memory plan.
+"""Memory checks with the backend's memory plan: a recipe against its GPUs, and the largest batch that fits.
 
 Backends that report memory problems themselves are not checked again.
 """
@@ -21,9 +21,9 @@ CPU = "cpu"  # device id for this machine's memory
 
 
 def largest_batch(context: PlanContext) -> int | None:
-    """Return the largest `max_batch_size` that fits, 0 if none does, or None if the memory is unknown.
+    """Return the largest `max_batch_size` that fits, 0 if none fits, or None if the memory is unknown.
 
-    All texts are assumed to have `max_seq_len` tokens, as in `plan`.
+    Every text is assumed to have `max_seq_len` tokens, as in `plan`.
     """
     if not (gpus := find_backend(context.choice.name).memory(context)) or not all(gpu.limit_bytes for gpu in gpus):
         return None
@@ -43,10 +43,10 @@ def _holds(context: PlanContext, texts: int) -> bool:
 
 
 def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]:
-    """Yield an error if weights, or weights and one text, exceed a GPU; a warning if a full batch does.
+    """Yield an error if the weights, or the weights and one text, do not fit; a warning if a full batch does not.
 
-    On a CPU all problems are warnings, because the machine that serves may differ from this one. Without the GPU's
-    memory or the model's need the check yields nothing.
+    On a CPU all problems are warnings, because the recipe may be served on another machine. If the memory of the device
+    or of the model is unknown, nothing is yielded.
     """
     plans = backend.memory(context)
     full = _fullest(plans)
@@ -79,7 +79,7 @@ def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]
 
 
 def _check_weights(context: PlanContext) -> Iterator[Diagnostic]:
-    """Compare the size of the files with the GPU if the config does not determine the rest."""
+    """Compare the size of the weight files with the GPU's memory, for models whose config lacks the other sizes."""
     gpu, parallel = GPUS.get((context.recipe.engine.gpu or "").lower()), context.recipe.target.parallel
     weights = context.sources["target"].nbytes // parallel.ranks
     if gpu and context.recipe.engine.device != CPU and weights > gpu.memory_bytes:
@@ -88,7 +88,7 @@ def _check_weights(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def _fullest(plans: list[MemoryPlan]) -> MemoryPlan | None:
-    """Return the plan that exceeds its limit most, or None if none does or no limit is known."""
+    """Return the plan that exceeds its limit by the largest factor, or None if all plans with a limit fit."""
     over = [plan for plan in plans if plan.limit_bytes and plan.total_bytes > plan.limit_bytes]
     return max(over, key=lambda plan: plan.total_bytes / plan.limit_bytes, default=None)
 
@@ -98,7 +98,7 @@ def _device(plan: MemoryPlan) -> str:
 
 
 def _reserved(context: PlanContext, plan: MemoryPlan) -> str:
-    """Return why the limit is lower than the GPU's memory."""
+    """Return the text that explains a limit below the GPU's memory; "" otherwise."""
     gpu, fraction = GPUS.get((context.recipe.engine.gpu or "").lower()), context.recipe.serving.kv_cache_fraction
     if gpu is None or plan.id == CPU or plan.limit_bytes >= gpu.memory_bytes:
         return ""

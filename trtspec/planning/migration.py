@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the backend for migrating a recipe to another version; the backend performs the migration."""
+"""Selection of the backend and version to migrate a recipe to; the backend itself migrates the recipe."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from trtspec.recipe.schema import Recipe
 
 
 def migrate(recipe: Recipe, to: str = "", backend: str = "") -> Migration:
-    """Return a recipe for the version `to`, a release (1.2.1) or a minor (1.3), of a `backend`.
+    """Return a recipe migrated to version `to` of `backend`; `to` is a release (1.2.1) or a minor version (1.3).
 
-    Without `backend` the recipe keeps its own if that has the version, else another of the same package is chosen.
-    Without `to` the backend's newest version is used. TrtspecError if the backend does not migrate, or if a later
-    version would have to be downgraded.
+    Without `backend`, the recipe keeps its backend if that has the version, else another backend of the same package is
+    selected. Without `to`, the backend's newest version is used. Raises TrtspecError if the backend does not support
+    migration, or if the recipe would have to be downgraded.
     """
     before = recipe.engine.backend
     name, version = _find(_named(backend) if backend else _in_order(before), before, to)
@@ -34,7 +34,7 @@ def migrate(recipe: Recipe, to: str = "", backend: str = "") -> Migration:
 
 
 def _engine_alternatives(before: str, name: str) -> str:
-    """Return the alternatives that build TensorRT engines if the recipe loses them, as text."""
+    """Return a text with the backends that still build TensorRT engines, if the migration loses that."""
     known = backends()
     if before == AUTO or not known[before].builds_engines or known[name].builds_engines:
         return ""
@@ -43,7 +43,7 @@ def _engine_alternatives(before: str, name: str) -> str:
 
 
 def _find(candidates: dict[str, Backend], before: str, to: str) -> tuple[str, str]:
-    """Return the backend and the version that `to` selects."""
+    """Return the first backend that has version `to`, with its newest matching version."""
     moving = {name: each for name, each in candidates.items() if each.migrate}
     if not moving:
         raise TrtspecError(f"the recipe is for {before}, which has no other version to migrate to")
@@ -56,7 +56,7 @@ def _find(candidates: dict[str, Backend], before: str, to: str) -> tuple[str, st
 
 
 def _named(backend: str) -> dict[str, Backend]:
-    """Return the named backend; TrtspecError if recipes cannot be migrated to it."""
+    """Return {name: backend} for the named backend; TrtspecError if recipes cannot be migrated to it."""
     found = find_backend(backend)
     if found.migrate is None:
         moving = ", ".join(name for name, each in backends().items() if each.migrate)
@@ -69,7 +69,7 @@ def _named(backend: str) -> dict[str, Backend]:
 
 
 def _in_order(backend: str) -> dict[str, Backend]:
-    """Return the possible backends: the recipe's own, then backends of the same package with lower priority."""
+    """Return candidate backends: the recipe's, then backends of the same package with lower priority."""
     known = backends()
     ranked = [name for _, name in sorted((each.auto.rank, name) for name, each in known.items() if each.auto)]
     if backend != AUTO:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan and build recipes; the only module that defines the order of the build.
+"""Planning and building of recipes; the order of the build is defined here only.
 
 check all recipes -> download sources -> the backend's artifact plan -> run its steps -> publish. A partial build stops
 before the last step and leaves its results in the store, where another machine can continue.
@@ -56,7 +56,7 @@ from trtspec.store.store import Store
 
 log = logging.getLogger(__name__)
 
-# Unknown sources up to this size are read for a plan; a build reads larger ones before its first step.
+# A plan reads unknown sources up to this size in bytes; a build also reads larger ones, before its first step.
 READ_WHILE_PLANNING = 1 << 27
 DISK_HINT = "free disk space, or set TRTSPEC_CACHE and --out to other disks"
 SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -64,7 +64,7 @@ SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Build:
-    """A recipe that can be built: its context, the warnings of `check`, and its artifact plan."""
+    """A recipe that passed its check: the context, the warnings, and the artifact plan."""
 
     context: PlanContext
     diagnostics: list[Diagnostic]
@@ -84,12 +84,12 @@ class Build:
 
     @property
     def is_read(self) -> bool:
-        """Return whether all sources were read, so that step keys are final."""
+        """Return True if all sources were read, which makes the step keys final."""
         return all(files.is_read for files in self.files)
 
     @property
     def target_key(self) -> str:
-        """Return the key of the converted target without embedded draft heads, "" without a conversion."""
+        """Return the key of the converted target without embedded draft heads; "" if nothing is converted."""
         target = self.artifact.steps.get(checkpoint("target"))
         return target.bare_key if isinstance(target, ConvertCheckpoint) else ""
 
@@ -99,10 +99,10 @@ class Build:
         return _files_of(self.plan.steps)
 
     def until(self, name: str) -> Build:
-        """Return the build of the steps of a name, such as convert-target, and of all that they depend on.
+        """Return the part of the build up to the steps called `name`, such as convert-target; it cannot be published.
 
-        `name` may be the first part of several names: convert. The result cannot be published. Raises TrtspecError
-        with the names of the steps if none matches.
+        `name` may also be the first part of several step names, such as convert. Raises TrtspecError if no step
+        matches.
         """
         chosen = [step for step in self.plan.steps if step.name == name or step.name.startswith(f"{name}-")]
         if not chosen:
@@ -117,18 +117,18 @@ class Build:
 
     @property
     def weights_absent(self) -> bool:
-        """Return whether a source is not on this machine, so that no step can read it."""
+        """Return True if a source has files that are not on this machine, so that steps cannot read them."""
         return any(source.absent for source in self.context.sources.values())
 
     def needs_sources(self, store: Store) -> bool:
-        """Return whether a step that has to run reads a file that is not on this machine."""
+        """Return True if a step that is not in the store reads a file that is not on this machine."""
         absent = {source.root / name for source in self.context.sources.values() for name in source.absent}
         missing = [status.step for status in self.status(store) if status.status == "miss"] if absent else []
         return any(path in absent for files in _files_of(missing) for path in files.paths)
 
     @property
     def downloads(self) -> list[dict[str, Any]]:
-        """Return the models whose files are not on this machine, with their sizes."""
+        """Return the models with files that are not on this machine, with the bytes to download."""
         sources = self.context.sources
         return [
             {"model": asked.model, "revision": asked.revision, "bytes": sum(each[1] for each in absent.values())}
@@ -137,38 +137,38 @@ class Build:
         ]
 
     def disk(self, store: Store, out: Path) -> list[DiskNeed]:
-        """Return the disk space needed and free in the store, at `out`, and in the hub cache."""
+        """Return the needed and the free disk space in the store, at `out`, and in the hub cache."""
         needs = plan_disk(self.status(store), store, out)
         if downloads := sum(each["bytes"] for each in self.downloads):
             needs.append(disk_need("hub cache", hub_cache_dir(), downloads))
         return needs
 
     def status(self, store: Store) -> list[StepStatus]:
-        """Return for each step whether it would run, and why."""
+        """Return the status of each step: a cache hit or a miss, and the reason."""
         return plan_status(self.plan, store)
 
     def missing_tools(self, store: Store) -> list[Diagnostic]:
-        """Return why steps that have to run cannot run on this machine."""
+        """Return diagnostics of the tools that this machine lacks for the steps that have to run."""
         missing = {status.key for status in self.status(store) if status.status == "miss"}
         steps = self.artifact.steps
         return list(dict.fromkeys(lack for name, lack in self.artifact.lacks.items() if steps[name].key in missing))
 
     def disk_problems(self, store: Store, out: Path) -> list[Diagnostic]:
-        """Return an error for each file system without enough free space."""
+        """Return an error for each file system without enough free space for the artifact and the remaining steps."""
         needs = plan_disk(self.status(store), store, out)
         return [Diagnostic("", "disk", need.message, DISK_HINT) for need in needs if not need.is_met]
 
     def disk_warnings(self, store: Store, out: Path) -> list[Diagnostic]:
-        """Return a warning for each file system that lacks space for everything that a build writes there."""
+        """Return a warning for each file system without enough free space, downloads included."""
         messages = lacking_disk(self.disk(store, out))
         return [Diagnostic("", "disk", message, DISK_HINT, "warning") for message in messages]
 
     def memory(self) -> list[MemoryPlan]:
-        """Return the serving memory of each device."""
+        """Return the memory that serving needs on each device."""
         return self.backend.memory(self.context)
 
     def speculation(self) -> dict[str, object]:
-        """Return draft length and tokens, acceptance rule, and the arguments for engine builds."""
+        """Return the draft length, draft tokens, acceptance rule and engine build arguments as plain data."""
         speculation, shape = self.recipe.speculation, self.context.draft_shape
         return {
             "method": speculation.method,
@@ -179,10 +179,10 @@ class Build:
         }
 
     def predicted(self, gpu_price: float | None = None) -> dict[str, object]:
-        """Return the predicted effect of speculation (docs/planning.md), or the reason for no prediction in "why_not".
+        """Return the predicted effect of speculation (docs/planning.md), or "why_not" with the reason.
 
-        `gpu_price` is in dollars per GPU and hour. Empty if nothing is drafted. With a draft model the result has the
-        ratio of parameters and the speed-up that follows from it alone.
+        `gpu_price` is in dollars per GPU and hour. The result is empty if nothing is drafted. With a draft model it
+        also has the ratio of parameters, and the speed-up that follows from that ratio alone.
         """
         document = describe_prediction(self.context, gpu_price) if self.context.draft_shape.max_depth else {}
         target, draft = self.context.target_config, self.context.draft_config
@@ -195,7 +195,7 @@ class Build:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """Result of a build; `manifest` is the SHA-256 of the artifact's manifest."""
+    """Result of a build; `manifest` is the SHA-256 of the artifact's manifest, and `seconds` is the duration."""
 
     artifact: Path
     manifest: str
@@ -206,7 +206,7 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class PartialBuildResult:
-    """Result of a partial build, whose steps are in the store; `remaining` are the names of the steps still to run."""
+    """Result of a partial build; `remaining` lists the names of the steps that have not run."""
 
     steps: list[StepResult]
     remaining: list[str]
@@ -232,10 +232,10 @@ def plan_build(
     read_all: bool = False,
     on_read: Callable[[int, int], None] = lambda done, total: None,
 ) -> Build:
-    """Check a recipe and return its build; RecipeError with all problems.
+    """Check a recipe and plan its build; raises RecipeError with all problems.
 
-    `checked` is the result of a check that was just made. With `read_all` every source is hashed regardless of size, as
-    a build requires. `on_read` gets the bytes done and their total.
+    `checked` is the result of an earlier check. With `read_all`, which running the build requires, sources are hashed
+    regardless of their size. `on_read` is called with the bytes hashed so far and the total.
     """
     checked = checked or check_recipe(loaded)
     context = checked.context
@@ -256,7 +256,10 @@ def plan_build(
 
 
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> BuildResult:
-    """Bring every step into the store and publish the artifact at `out`; all sources of the build must be read."""
+    """Run the steps that the store lacks and publish the artifact at `out`; requires a build planned with `read_all`.
+
+    Raises TrtspecError if disk space is missing, and StepError if a step fails.
+    """
     if not build.is_read:
         raise ValueError("the sources were not read: plan the build with read_all")
     started = time.perf_counter()
@@ -276,7 +279,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
 
 
 def store_steps(build: Build, until: str, store: Store, observer: Observer) -> PartialBuildResult:
-    """Bring the steps of a build up to those named `until` into the store (`Build.until`); publishes no artifact."""
+    """Run the steps of a build up to the steps called `until` into the store, without publishing an artifact."""
     started = time.perf_counter()
     part = build.until(until)
     if not part.is_read:
@@ -320,12 +323,12 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
 
 
 def device_memory(device: MemoryPlan) -> DeviceMemory:
-    """Return a device's memory for the manifest, which excludes the memory of this machine."""
+    """Return the manifest's record of a device's memory plan, without the memory limit of this machine."""
     return DeviceMemory.model_validate({name: getattr(device, name) for name in DeviceMemory.model_fields})
 
 
 def _remember_sources(build: Build, store: Store) -> None:
-    """Save the metadata of hub models for later plans without the files."""
+    """Save the metadata of hub models in the store, so that later plans do not need their files."""
     read = {
         path: (digest, *stat)
         for files in build.files
@@ -335,14 +338,14 @@ def _remember_sources(build: Build, store: Store) -> None:
         source = build.context.sources.get(role)
         is_known = source and all(path in read for path in source.weight_files)
         if source and asked.revision and not source.absent and is_known:
-            with suppress(TrtspecError):  # on a full disk a later plan may have to download again
+            with suppress(TrtspecError):  # on a full disk: a later plan may have to download the model again
                 store_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
 
 
 def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store, until: str = "") -> list[CheckResult]:
-    """Return the check results of each recipe; RecipeError with all problems that would end a build.
+    """Check several recipes and this machine before any build; raises RecipeError with all problems found.
 
-    Problems that depend on missing sources are found after the download. `until` limits the build (`Build.until`).
+    Problems that only downloaded sources can show are found later. `until` limits the builds as in `Build.until`.
     """
     results = [check_recipe(loaded, will_prepare=True) for loaded, _ in builds]
     found = dict.fromkeys(
@@ -360,9 +363,9 @@ def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store, unti
 
 
 def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what, done, total: None) -> None:
-    """Download and unpickle missing sources of a recipe for `plan_build`.
+    """Download and unpickle the missing sources of a recipe.
 
-    `on_progress` gets a label, the bytes done and their total. RecipeError lists every model that is not available.
+    `on_progress` is called with a label, the bytes done and the total. Raises RecipeError with every unavailable model.
     """
     sources = {"target.model": loaded.recipe.target, "speculation.draft.model": loaded.recipe.speculation.draft}
     diagnostics = []
@@ -385,10 +388,10 @@ def plan_runnable(
     on_read: Callable[[int, int], None] = lambda done, total: None,
     until: str = "",
 ) -> Build:
-    """Return a build that can run, of a recipe that was just `checked`, at least until the steps of that name.
+    """Return a build that can run on this machine, at least up to the steps called `until`, of a `checked` recipe.
 
-    Missing sources are downloaded unless their metadata are cached and the store has every step that reads them.
-    RecipeError as for `prepare_sources` and `plan_build`.
+    Missing sources are downloaded, unless their metadata are cached and the store has every step that reads them.
+    Raises RecipeError as `prepare_sources` and `plan_build` do.
     """
     if checked.context:
         build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
@@ -408,7 +411,7 @@ def _output_problems(out: Path) -> Iterable[Diagnostic]:
 def _machine_problems(
     loaded: LoadedRecipe, checked: CheckResult, out: Path, store: Store, until: str
 ) -> list[Diagnostic]:
-    """Return the tools and disk space that this machine lacks for a build, without reading large sources."""
+    """Return diagnostics of the tools and disk space that this machine lacks, without reading large sources."""
     if checked.errors or checked.context is None:
         return []
     try:
@@ -419,6 +422,6 @@ def _machine_problems(
     if until:
         build, out = build.until(until), store.root
     found = build.missing_tools(store)
-    if build.is_read:  # otherwise keys are not final, and the steps may be in the store
+    if build.is_read:  # otherwise the keys are not final, and the store may have the steps
         found += build.disk_problems(store, out)
     return [loaded.located(each) for each in found]

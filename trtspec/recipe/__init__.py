@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes: parse (yaml_parser), compose (load, matrix), check (schema, validate) and complete (resolve).
+"""Recipes: parsing (yaml_tree), composition (load, matrix), validation (schema, validate), defaults (resolve), editing.
 
 This file imports nothing, so that importing only RecipeError does not load pydantic.
 """

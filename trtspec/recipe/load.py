@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load a recipe file: read it under a size limit, extend, override, expand and validate it, in this order.
+"""Loading of recipe files: read under a size limit, then apply `extends`, `--set` and `matrix`, then validate.
 
-Knows where recipes are and which of their keys are paths. LoadedRecipe is the handle through which later stages report
-diagnostics.
+Defines the search path of recipes and the recipe keys that contain paths. Later stages locate their diagnostics in the
+recipe file through LoadedRecipe.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FILE_KEYS = (
 
 
 def find_recipe(given: Path) -> Path:
-    """Return the given file if it exists, else the shipped recipe of that name, else the given path."""
+    """Return `given` if the file exists, else the shipped recipe of that name, else `given` unchanged."""
     return given if os.path.isfile(given) else _shipped(str(given)) or given
 
 
@@ -56,7 +56,7 @@ def display_name(path: Path) -> str:
 
 
 def anchor_paths(root: RecipeNode) -> RecipeNode:
-    """Return the tree with relative paths made absolute, based on the file that contains them."""
+    """Return the tree with relative paths made absolute, based on the directory of the file that contains them."""
     for dotted in MODEL_KEYS + FILE_KEYS:
         path = dotted.split(".")
         node, written = locate(root, path)
@@ -67,7 +67,7 @@ def anchor_paths(root: RecipeNode) -> RecipeNode:
 
 
 def change_paths(document: dict[str, Any], change: Callable[[str], str]) -> None:
-    """Replace every absolute path in a recipe's plain values with the result of `change`."""
+    """Replace, in place, every absolute path in a recipe's plain values with `change(path)`."""
     for dotted in MODEL_KEYS + FILE_KEYS:
         *sections, key = dotted.split(".")
         section = document
@@ -84,14 +84,14 @@ def _shipped(name: str) -> Path | None:
 
 
 def _is_path(node: RecipeNode) -> bool:
-    """Distinguish a directory from a hub id: by its first character, its slashes or its existence."""
+    """Return True if a model is a directory, not a hub id; its first character, slashes or existence show it."""
     value: str = node.value
     deep = value.count("/") > 1 and "://" not in value
     return value.startswith(("/", ".", "~")) or deep or os.path.isdir(node.base / value)
 
 
 def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> RecipeNode:
-    """Return the tree of a file (`-` is standard input) merged over the files it extends."""
+    """Return the tree of a recipe file (`-` is standard input), merged over the files that it extends."""
     text = _text(path, asked_at)
     base = Path(os.path.abspath(path)).parent
     root = parse_document(text, RecipeText.of(display_name(path), base, text), diagnostics)
@@ -142,7 +142,7 @@ def _text(path: Path, asked_at: Mark) -> str:
 
 
 def _nearest(path: Path) -> str | None:
-    """Return a hint with the most similar recipe in the same directory, else the most similar shipped recipe."""
+    """Return a hint with the most similar name among the recipes in the same directory, else among the shipped ones."""
     beside = did_you_mean(path.stem, {sibling.stem for sibling in path.parent.glob("*.yaml")}, ".yaml")
     return beside or did_you_mean(str(path), [recipe.stem for recipe in recipes_dir().glob("*.yaml")])
 
@@ -151,7 +151,7 @@ def _decoded(data: bytes, path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # error.object and its offsets start after a byte order mark.
+        # A byte order mark is already removed from error.object, and its offsets do not count it.
         before = LINE_BREAK.split(error.object[: error.start].decode("utf-8"))
         mark = Mark(display_name(path), len(before), len(before[-1]) + 1)
         raise_recipe_error(
@@ -161,19 +161,19 @@ def _decoded(data: bytes, path: Path) -> str:
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A valid recipe with the source location of each value."""
+    """A valid recipe, its file, and its tree with the source location of each value."""
 
     recipe: Recipe
     path: Path
     tree: RecipeNode = field(repr=False)
 
     def located(self, diagnostic: Diagnostic) -> Diagnostic:
-        """Return the diagnostic with the location of its recipe path, or of the nearest ancestor in the file."""
+        """Return the diagnostic with a hint and the location of its recipe path or of the closest existing ancestor."""
         return with_hint(diagnostic).at(find_mark(self.tree, diagnostic.code, diagnostic.path.split(".")))
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Return the only recipe of a file; RecipeError with all diagnostics, or if the file has several recipes."""
+    """Load the only recipe of a file; raise RecipeError with all diagnostics, or if its matrix makes several."""
     loaded = load_matrix(path, overrides)
     if len(loaded) != 1:
         message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"
@@ -183,10 +183,11 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
 
 
 def load_matrix(path: Path, overrides: Sequence[str] = (), cells: Sequence[str] = ()) -> list[LoadedRecipe]:
-    """Return one recipe per combination of `matrix` (one without a matrix); RecipeError with all diagnostics.
+    """Load the recipes of a file: one per combination of its `matrix`, or one without a matrix.
 
-    `path` may be `-` (standard input) or the name of a shipped recipe. `cells` are fnmatch patterns that select
-    combinations by name; TrtspecError if a pattern matches none.
+    `path` may be `-` (standard input) or the name of a shipped recipe. `overrides` have the form KEY=VALUE. `cells` are
+    fnmatch patterns that select combinations by name. Raises RecipeError with all diagnostics, and TrtspecError for a
+    pattern that matches none.
     """
     path = find_recipe(path)
     diagnostics: list[Diagnostic] = []
@@ -206,7 +207,7 @@ def load_matrix(path: Path, overrides: Sequence[str] = (), cells: Sequence[str] 
 
 
 def _overridden(root: RecipeNode, override: str, diagnostics: list[Diagnostic]) -> RecipeNode:
-    """Return the tree with `a.b=value` set; relative paths in the value start at the current directory."""
+    """Return the tree with the value of `--set KEY=VALUE`; relative paths in it start at the current directory."""
     source = RecipeText(f"--set {override}", Path.cwd())
     key, equals, text = override.partition("=")
     path = split_path(key.strip())

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expansion of `matrix:` into several trees, with the rules of GitHub Actions.
+"""Expansion of `matrix:` into several recipe trees, by the rules of GitHub Actions.
 
     matrix:
-      speculation.draft_len: [3, 5]           an axis: every value, with every value of the other axes
+      speculation.draft_len: [3, 5]           an axis: every value is combined with all values of the other axes
       target.dtype: [float16, bfloat16]
       exclude: [{speculation.draft_len: 3, target.dtype: float16}]
       include: [{speculation.draft_len: 7, name: seven}]
 
-`exclude` is applied first. Then each entry of `include` adds its keys to the combinations whose axes it does not
-change; without such combinations it becomes a new combination.
+`exclude` is applied first. Then each entry of `include` adds its keys to all combinations whose axis values it does not
+contradict. An entry that contradicts all of them becomes a new combination.
 
-A combination is named after the values it varies, NAME-draft_len-3-dtype-bfloat16; added values do not change the name.
+A combination is named after its axis values, as in NAME-draft_len-3-dtype-bfloat16. Keys added by `include` do not
+change the name.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ Choice = dict[str, RecipeNode]  # dotted recipe path -> value
 
 @dataclass(frozen=True)
 class RecipeMatrix:
-    """The three parts of `matrix:`."""
+    """The parts of `matrix:`: the values of each axis, and the entries of `include` and `exclude`."""
 
     axes: dict[str, list[RecipeNode]]
     include: list[Choice]
     exclude: list[Choice]
 
     def choices(self) -> list[Choice]:
-        """Return the combinations, without excluded ones and with included keys added."""
+        """Return all combinations that are not excluded, with the keys of `include` added."""
         combinations = product(*self.axes.values()) if self.axes else ()
         choices = [dict(zip(self.axes, values, strict=True)) for values in combinations]
         kept = [choice for choice in choices if not any(_agrees(entry, choice, entry) for entry in self.exclude)]
@@ -58,13 +59,13 @@ class RecipeMatrix:
         return kept + added
 
     def naming_keys(self, choice: Choice) -> list[str]:
-        """Return the keys that name a combination: the axes, or all its keys if `include` created it."""
+        """Return the keys that form the name of a combination: the axes, or all its keys if `include` created it."""
         made_of_axes = all(key in choice and any(same(choice[key], one) for one in self.axes[key]) for key in self.axes)
         return list(self.axes if self.axes and made_of_axes else choice)
 
 
 def expand_matrix(root: RecipeNode, diagnostics: list[Diagnostic]) -> list[RecipeNode]:
-    """Return one uniquely named tree per combination; the tree itself without a matrix."""
+    """Return one tree per combination, each with its own name; without a matrix, return the tree itself."""
     node = root.value.get("matrix")
     base = without(root, "matrix")
     if node is None or node.value is None:
@@ -81,9 +82,9 @@ def expand_matrix(root: RecipeNode, diagnostics: list[Diagnostic]) -> list[Recip
 
 
 def choose_cells(trees: list[RecipeNode], patterns: Sequence[str], where: str) -> list[RecipeNode]:
-    """Return the trees whose name matches one of the fnmatch patterns; all trees without patterns.
+    """Return the trees whose names match any of the fnmatch patterns; without patterns, return all trees.
 
-    TrtspecError with all names if a pattern matches none.
+    Raises TrtspecError, which lists all names, for a pattern that matches none.
     """
     names = [str(plain(tree.value["name"])) if "name" in tree.value else "" for tree in trees]
     for pattern in patterns:
@@ -95,12 +96,12 @@ def choose_cells(trees: list[RecipeNode], patterns: Sequence[str], where: str) -
 
 
 def _agrees(entry: Choice, choice: Choice, keys: Iterable[str]) -> bool:
-    """Return whether the entry agrees with the choice in each of the keys that the entry has."""
+    """Return True if `entry` and `choice` have equal values for each of `keys` that `entry` contains."""
     return all(same(entry[key], choice[key]) for key in keys if key in entry)
 
 
 def _applied(base: RecipeNode, choice: Choice, labels: dict[str, str], naming: list[str]) -> RecipeNode:
-    """Return the tree with the choice's values, named after those keys of it unless it sets a name."""
+    """Return the tree with the values of a combination, named after its `naming` keys unless it sets `name`."""
     tree = base
     for key, value in choice.items():
         tree = put(tree, key.split("."), value)
@@ -112,7 +113,7 @@ def _applied(base: RecipeNode, choice: Choice, labels: dict[str, str], naming: l
 
 
 def _labels(keys: Collection[str]) -> dict[str, str]:
-    """Return for each dotted key the shortest suffix of its parts that is unique among the keys."""
+    """Return a label for each dotted key: its shortest suffix that no other key shares."""
     shared = Counter(end for key in keys for end in _ends(key))
     return {key: _slug(next((end for end in _ends(key) if shared[end] == 1), key)) for key in keys}
 
@@ -124,7 +125,7 @@ def _ends(key: str) -> list[str]:
 
 
 def _value_text(node: RecipeNode, between: str = "-_.") -> str:
-    """Return a value in the characters of a name; nested lists use narrower separators: [[0], [0, 1]] is 0-0_1."""
+    """Format a value for a name; nested lists use other separators, so that [[0], [0, 1]] becomes 0-0_1."""
     inner = between[1:] or between
     if isinstance(node.value, dict):
         return (
@@ -140,7 +141,7 @@ def _slug(text: str) -> str:
 
 
 def _shortened(name: str) -> str:
-    """Return a name cut to the maximum length, with a digest of the full name at its end."""
+    """Truncate a name to MAX_NAME characters, with a digest of the full name at its end to keep it unique."""
     if len(name) <= MAX_NAME:
         return name
     digest = sha256(name.encode()).hexdigest()[:DIGITS]
@@ -148,7 +149,7 @@ def _shortened(name: str) -> str:
 
 
 class _Reader:
-    """Checks the form of a matrix and adds problems to `diagnostics`."""
+    """Parser of a `matrix:` node that adds all its problems to `diagnostics`."""
 
     def __init__(self, node: RecipeNode, diagnostics: list[Diagnostic]) -> None:
         self.node = node
@@ -194,7 +195,7 @@ class _Reader:
             self.report(node, "", f"{key!r} is not a path such as speculation.draft_len")
 
     def check_overrides(self, base: RecipeNode, choices: list[Choice]) -> None:
-        """Report `--set` overrides of keys that the matrix sets, because one of the two would be lost."""
+        """Report `--set` overrides of keys that the matrix also sets, because one of the two values would be lost."""
         for key, value in {key: value for choice in choices for key, value in choice.items()}.items():
             node, written = locate(base, key.split("."))
             if written and any(part.mark.line is None for part in walk(node)):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolved recipes, with every default decided: the input of the plan and the content of the manifest.
+"""Resolved recipes, which have a value for every setting: the input of the plan and a part of the manifest.
 
-Pure functions: facts about checkpoints, machines and methods are parameters. No value is None: a text that does not
-apply is "", a disabled limit is 0, and the draft model is a tuple of zero or one elements. Also finds the keys that are
-less strict than their safe defaults.
+All functions are pure: facts about checkpoints, machines and methods are parameters. No value is None: a string that
+does not apply is "", a disabled limit is 0, and `drafts` is a tuple of zero or one models. `find_unsafe_overrides`
+lists the keys that are less strict than their defaults.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from trtspec.recipe.schema import (
 
 Resolved = TypeVar("Resolved", bound=StrictModel)
 LEAST_MAX_NUM_TOKENS = 8192
-MOST_MAX_INPUT_LEN = 1024  # upper bound of the default
+MOST_MAX_INPUT_LEN = 1024  # upper bound of the default in tokens
 
 
 class ResolvedCalibration(Calibration):
-    """Calibration; `prompts` is an absolute path, or "" without calibration."""
+    """Calibration settings; `prompts` is an absolute path, or "" if not set."""
 
     prompts: str
 
 
 class ResolvedQuantization(Quantization):
-    """Quantization with a resolved calibration."""
+    """Quantization settings with resolved calibration settings."""
 
     calibration: ResolvedCalibration
 
 
 class ResolvedModel(ModelSource):
-    """A model; `revision` is "" for a directory, because its files are recorded instead.
+    """A target or draft model; `revision` is "" for a directory, whose files are recorded instead.
 
-    `dtype` is "source" if an engine reads a checkpoint of an unknown family in its stored dtype.
+    `dtype` is "source" if the engine reads a checkpoint of an unknown family in its stored dtype.
     """
 
     revision: str
@@ -62,10 +62,10 @@ class ResolvedModel(ModelSource):
 
 
 class ResolvedSpeculation(StrictModel):
-    """Speculation settings; `draft_len` is the maximum number of consecutive drafted tokens, 0 for method none.
+    """Speculation settings; `draft_len` is the maximum number of consecutive drafted tokens, 0 for method `none`.
 
-    `acceptance` is the rule for accepting drafts; with any rule but "exact" the output differs from the target's.
-    Without a threshold `acceptance_rate_threshold` and `acceptance_window` are 0.
+    With any `acceptance` rule but "exact" the output may differ from the target's. `acceptance_rate_threshold` and
+    `acceptance_window` are 0 if drafting never stops.
     """
 
     method: str
@@ -73,7 +73,7 @@ class ResolvedSpeculation(StrictModel):
     acceptance: Literal["exact", "typical"]
     drafts: tuple[ResolvedModel, ...]
     options: dict[str, Any]
-    schedule: tuple[ScheduledLen, ...] = ()  # this and the following default to values for older manifests
+    schedule: tuple[ScheduledLen, ...] = ()  # the defaults from here on are for older manifests
     confidence: float = 0.0
     verify: Literal["standard", "block"] = "standard"
     acceptance_rate_threshold: float = 0.0
@@ -81,22 +81,19 @@ class ResolvedSpeculation(StrictModel):
 
 
 class ResolvedEngineBuild(EngineBuild):
-    """Build settings; `image` and `timing_cache` (an absolute path) are "" if not set."""
+    """Settings of trtllm-build; `image` and `timing_cache` (an absolute path) are "" if not set."""
 
     image: str
     timing_cache: str
 
 
 class ResolvedEngine(Engine):
-    """Engine settings; `gpu` and `device` are "" if the recipe names none.
-
-    `version` is "" if the engine comes with trtspec.
-    """
+    """Engine settings; `gpu` and `device` are "" if not set, `version` is "" for the engine that comes with trtspec."""
 
     backend: str
     backend_why: str
     version: str
-    device: Literal["", "gpu", "cpu"] = ""  # type: ignore[assignment]  # never null, like all others
+    device: Literal["", "gpu", "cpu"] = ""  # type: ignore[assignment]  # never None
     gpu: str
     build: ResolvedEngineBuild
     max_input_len: int
@@ -111,19 +108,19 @@ class ResolvedEngine(Engine):
 
 
 class ResolvedPlacement(Placement):
-    """Placement; `draft` is empty without a draft model."""
+    """Assignment of models to GPUs; `draft` is empty without a draft model."""
 
     draft: list[int]
 
 
 class ResolvedServing(Serving):
-    """Serving settings with all GPUs assigned."""
+    """Serving settings in which each model is assigned to GPUs."""
 
     placement: ResolvedPlacement
 
 
 class ResolvedGates(Gates):
-    """Gates; a limit of 0 always holds, and `prompts` is "" if not set."""
+    """Gates; a minimum of 0 disables a gate, and `prompts` is "" if not set."""
 
     min_acceptance: float
     min_speedup: float
@@ -131,7 +128,7 @@ class ResolvedGates(Gates):
 
 
 class ResolvedRecipe(StrictModel):
-    """The complete settings that the plan needs from a recipe."""
+    """All settings of a recipe with defaults applied, as the plan and the manifest need them."""
 
     name: str
     target: ResolvedModel
@@ -143,11 +140,11 @@ class ResolvedRecipe(StrictModel):
 
     @property
     def models(self) -> dict[str, ResolvedModel]:
-        """Return the target and the draft model, if any, by role."""
+        """Return the models by role: "target" and, if there is one, "draft"."""
         return dict(zip(("target", "draft"), (self.target, *self.speculation.drafts), strict=False))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values with sorted keys; `draft` is absent without a draft model."""
+        """Return the recipe as JSON values with sorted keys; the key `draft` is absent without a draft model."""
         document = self.model_dump(mode="json")
         for draft in document["speculation"].pop("drafts"):
             document["speculation"]["draft"] = draft
@@ -155,14 +152,14 @@ class ResolvedRecipe(StrictModel):
         return ordered
 
     def without_directories(self) -> ResolvedRecipe:
-        """Return the recipe with every path replaced with its last component (./NAME)."""
+        """Return a copy in which each absolute path is replaced with its last component (./NAME)."""
         document = self.as_dict()
         change_paths(document, lambda path: f"./{os.path.basename(path)}")
         return self.from_dict(document)
 
     @classmethod
     def from_dict(cls, document: Any) -> ResolvedRecipe:
-        """Return the recipe that `as_dict` produced; raises pydantic's ValidationError for anything else."""
+        """Parse the output of `as_dict`; raises pydantic's ValidationError for anything else."""
         if isinstance(document, dict) and isinstance(speculation := document.get("speculation"), dict):
             drafts = [speculation["draft"]] if "draft" in speculation else []
             rest = {key: value for key, value in speculation.items() if key != "draft"}
@@ -171,12 +168,12 @@ class ResolvedRecipe(StrictModel):
 
 
 def resolve_max_input_len(engine: Engine) -> int:
-    """Return the maximum prompt length in tokens, with the default applied."""
+    """Return the maximum prompt length in tokens: the recipe's, or the default."""
     return engine.max_input_len or min(MOST_MAX_INPUT_LEN, engine.max_seq_len)
 
 
 def resolve_max_num_tokens(engine: Engine, max_draft_tokens: int) -> int:
-    """Return the maximum tokens per step over all requests; by default at least a full batch of verification."""
+    """Return the maximum tokens per step over all requests; the default admits a full batch of verification."""
     return engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (max_draft_tokens + 1))
 
 
@@ -194,11 +191,11 @@ def resolve_recipe(
     acceptance: str,
     has_draft_model: bool,
 ) -> ResolvedRecipe:
-    """Return the recipe with every default applied, from values decided by its checkpoints, backend and method.
+    """Return the recipe with all defaults applied, from values that depend on its checkpoints, backend and method.
 
-    The dtypes are those stored in the checkpoints. `options` are the method's options with defaults, `max_draft_tokens`
-    is the number of tokens drafted per step, and `version` is the backend's. `has_draft_model` is False for a head that
-    is stored with the target.
+    The dtypes are the stored dtypes of the checkpoints. `options` are the method's options including defaults,
+    `max_draft_tokens` is the number of tokens drafted per step, and `version` is the backend's. `has_draft_model` is
+    False for a draft head, which is stored with the target.
     """
     asked, draft, engine = recipe.speculation, recipe.speculation.draft, recipe.engine
     return ResolvedRecipe(
@@ -231,7 +228,7 @@ def resolve_recipe(
 
 
 def _completed(kind: type[Resolved], given: StrictModel, **decided: Any) -> Resolved:
-    """Return the given section as `kind`, with the decided values; an open text becomes "", an open number 0."""
+    """Convert a recipe section to `kind` with the `decided` values; unset strings become "" and unset numbers 0."""
     values = {name: value for name, value in dict(given).items() if name in kind.model_fields} | decided
     for name, field in kind.model_fields.items():
         if values.get(name) is None and field.annotation in (str, int, float):
@@ -251,7 +248,7 @@ def _model(source: ModelSource, stored_dtype: str | None) -> ResolvedModel:
 
 
 def _placement(recipe: Recipe, has_draft_model: bool) -> ResolvedPlacement:
-    """Assign GPUs; without a placement in the recipe each model takes the first ones."""
+    """Assign models to GPUs; without a placement in the recipe, each model gets the GPUs from id 0 on."""
     draft, placement = recipe.speculation.draft if has_draft_model else None, recipe.serving.placement
     target_ids = placement.target if placement else list(range(recipe.target.parallel.ranks))
     draft_ids = (placement and placement.draft) or list(range(draft.parallel.ranks if draft else 0))
@@ -259,7 +256,7 @@ def _placement(recipe: Recipe, has_draft_model: bool) -> ResolvedPlacement:
 
 
 Keys = dict[str, tuple[type[BaseModel], tuple[str, ...]]]
-# Keys with a safe default, by whether lower or higher values are less strict.
+# Keys with a safe default: lower values (LOOSER_BELOW) or higher values (LOOSER_ABOVE) are less strict.
 LOOSER_BELOW: Keys = {
     "gates": (Gates, ("lossless", "quantized_parity")),
     "serving.rollout": (Rollout, ("hold_s", "min_requests")),
@@ -273,7 +270,7 @@ LOOSER_ABOVE: Keys = {
 
 @dataclass(frozen=True)
 class UnsafeOverride:
-    """A recipe key that is less strict than its default."""
+    """A recipe key whose value is less strict than its default."""
 
     path: str
     value: Any
@@ -284,6 +281,7 @@ class UnsafeOverride:
 
 
 def find_unsafe_overrides(recipe: Recipe | ResolvedRecipe) -> Iterator[UnsafeOverride]:
+    """Yield the keys of LOOSER_BELOW and LOOSER_ABOVE whose value in the recipe is less strict than the default."""
     for table, sign in ((LOOSER_BELOW, -1), (LOOSER_ABOVE, 1)):
         for path, (model, keys) in table.items():
             for key in keys:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe as frozen models: every key with its type, range and default.
+"""The recipe as frozen pydantic models: every key with its type, range, default and description.
 
-Contains the checks that need only the recipe, without files, checkpoints or methods. Descriptions become the JSON
-Schema, which editors show. Rules across two keys are validators of the later key, so that they are reported together
-with all other diagnostics and at that key's line.
+The validators need only the recipe itself, no files, checkpoints or methods. Field descriptions become the JSON Schema,
+which editors show. A rule across two keys is a validator of the later key, so that a violation is reported at that
+key's line, together with all other diagnostics.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ KNOBS = (
     "verify",
     "acceptance_rate_threshold",
     "acceptance_window",
-)  # of speculation, by backend
+)  # optional keys of `speculation`; each backend supports some of them
 
 T = TypeVar("T")
 
 
 def refuse(code: str, message: str, hint: str | None = None) -> PydanticCustomError:
-    """Return the error that a validator raises, in the terms of a Diagnostic."""
+    """Return the exception for a validator to raise, with the code, message and hint of a Diagnostic."""
     return PydanticCustomError("recipe", "{message}", {"code": code, "message": message, "hint": hint})
 
 
 def is_directory(model: str) -> bool:
-    """Distinguish a directory from a hub id by spelling alone; loading makes relative directories absolute."""
+    """Return True if a model is spelled as a directory, not as a hub id; loading makes directories absolute."""
     return model.startswith(("/", ".", "~"))
 
 
@@ -87,13 +87,13 @@ GpuIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), After
 
 
 class StrictModel(BaseModel):
-    """A frozen value without unknown keys or type conversion."""
+    """Base of frozen models that reject unknown keys and do not convert types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Calibration(StrictModel):
-    """Prompts for measuring activations before they are quantized."""
+    """Prompts for measuring activation scales before quantization."""
 
     prompts: str | None = Field(default=None, description="A file of prompts (docs/prompts.md), relative to the recipe")
     samples: int = Field(default=128, ge=1, description="Number of prompts")
@@ -112,7 +112,7 @@ class Quantization(StrictModel):
 
 
 class Parallel(StrictModel):
-    """How one model is distributed over GPUs."""
+    """Distribution of one model over GPUs by tensor and pipeline parallelism."""
 
     tensor: int = Field(default=1, ge=1, le=64, description="GPUs that share each layer")
     pipeline: int = Field(default=1, ge=1, le=64, description="Groups of GPUs that hold consecutive layers")
@@ -120,12 +120,12 @@ class Parallel(StrictModel):
 
     @property
     def ranks(self) -> int:
-        """Return the number of GPUs that hold a part."""
+        """Return the number of GPUs over which the model is distributed."""
         return self.tensor * self.pipeline
 
 
 class ModelSource(StrictModel):
-    """A checkpoint and how it is stored and distributed."""
+    """A checkpoint, its storage formats and its distribution over GPUs."""
 
     model: Annotated[str, AfterValidator(_model_reference)] = Field(
         description="A directory (relative to the recipe), or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
@@ -165,7 +165,7 @@ class ModelSource(StrictModel):
 
 
 class Target(ModelSource):
-    """The served model."""
+    """The target: the served model, which verifies drafted tokens."""
 
 
 class Draft(ModelSource):
@@ -191,7 +191,7 @@ def _falls(schedule: list[ScheduledLen]) -> list[ScheduledLen]:
 
 
 class Speculation(StrictModel):
-    """How tokens are drafted."""
+    """Speculative decoding: the method, the drafter and their settings."""
 
     method: Identifier = Field(default="none", description="none, draft_target, ngram, ... (each method is a file)")
     draft_len: int | None = Field(
@@ -215,7 +215,7 @@ class Speculation(StrictModel):
 
     @property
     def knobs(self) -> list[str]:
-        """Return the set keys other than method, length, draft and options; not every backend supports them."""
+        """Return the optional keys (KNOBS) that differ from their defaults; not every backend supports all of them."""
         return [key for key in KNOBS if getattr(self, key) != type(self).model_fields[key].default]
 
     @field_validator("acceptance_window")
@@ -235,7 +235,7 @@ class Speculation(StrictModel):
 
 
 class EngineBuild(StrictModel):
-    """Where and how trtllm-build runs."""
+    """Settings for running trtllm-build."""
 
     image: Annotated[str, Field(pattern=IMAGE)] | None = Field(
         default=None, description="Container image for the build, by digest; without one, trtllm-build on PATH is used"
@@ -292,7 +292,7 @@ class Placement(StrictModel):
 
 
 class Rollout(StrictModel):
-    """How an artifact replaces the live one."""
+    """Canary rollout that replaces the live artifact with a new one."""
 
     canary: Annotated[list[Annotated[int, Field(ge=1, le=100)]], Field(min_length=1, max_length=20)] = Field(
         default=[5, 25, 100], description="Traffic percentages of the new version, in sequence"
@@ -311,7 +311,7 @@ class Rollout(StrictModel):
 
 
 class EntryLimits(StrictModel):
-    """Limits of the OpenAI gateway; openai/config.py has the same defaults."""
+    """Limits of the OpenAI gateway; serving/gateway/config.py has the same defaults."""
 
     max_body_bytes: int = Field(default=4 << 20, ge=1024, le=1 << 30, description="Maximum bytes of a request body")
     max_choices: int = Field(default=16, ge=1, le=4096, description="Maximum texts per request, prompts times n")
@@ -327,7 +327,7 @@ class EntryLimits(StrictModel):
 
 
 class Serving(StrictModel):
-    """How Triton serves the engines."""
+    """Settings for serving the engines with Triton."""
 
     streaming: bool = Field(default=True, description="Serve decoupled models that stream their text")
     kv_cache_fraction: float = Field(
@@ -350,7 +350,7 @@ class Serving(StrictModel):
 
 
 class Gates(StrictModel):
-    """Conditions for deploying an artifact."""
+    """Requirements that an artifact must meet before deployment."""
 
     lossless: bool = Field(default=True, description="The output equals the target's output")
     min_acceptance: float | None = Field(
@@ -381,7 +381,7 @@ class Recipe(StrictModel):
     gates: Gates = Field(default=Gates(), description="Conditions for deploying the artifact")
 
     def with_engine(self, **settings: Any) -> Recipe:
-        """Return the recipe with other engine settings, which are not validated."""
+        """Return a copy with other engine settings, which are not validated."""
         return self.model_copy(update={"engine": self.engine.model_copy(update=settings)})
 
 
@@ -404,7 +404,7 @@ _MATRIX = {
 def recipe_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a recipe file, for editors.
 
-    Keys are required only if a file has neither `extends` nor `matrix`, which may provide them.
+    Keys are required only if the file has neither `extends` nor `matrix`, which may provide them.
     """
     schema = Recipe.model_json_schema()
     needs_model = {"required": ["model"]}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert a tree to a Recipe, or to diagnostics with source locations and hints.
+"""Validation of a recipe tree: a Recipe, or diagnostics with source locations and hints.
 
-The rules are in the schema; this module words its errors for users, and has the default hints.
+The rules are in the schema. This module translates pydantic's errors into messages and adds default hints.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Explanation = tuple[str, str, str | None]  # code, message, hint
 
 
 def validate_recipe(root: RecipeNode, diagnostics: list[Diagnostic]) -> Recipe | None:
-    """Return the recipe, or None after adding at least one diagnostic; if there are too many, only the first ones."""
+    """Convert a tree to a Recipe; if it is invalid, add up to MAX_DIAGNOSTICS + 1 diagnostics and return None."""
     try:
         return Recipe.model_validate(plain(root))
     except ValidationError as error:
@@ -65,9 +65,10 @@ def validate_recipe(root: RecipeNode, diagnostics: list[Diagnostic]) -> Recipe |
 
 
 def _adapted(root: RecipeNode, error: ValidationError) -> RecipeNode:
-    """Return the tree with the values of `--set` as they are meant.
+    """Return the tree with values from `--set` converted to the types that the schema requires.
 
-    Numbers become text where text is required, because a shell removes quotes. A mapping or list set to null is unset.
+    A number becomes a string where a string is required, because the shell removes quotes. A mapping or list that is
+    set to null is removed.
     """
     for finding in error.errors(include_url=False):
         *above, last = path = [str(part) for part in finding["loc"]]
@@ -83,7 +84,7 @@ def _adapted(root: RecipeNode, error: ValidationError) -> RecipeNode:
 
 
 def find_mark(root: RecipeNode, code: str, path: Sequence[str]) -> Mark:
-    """Return the position of a value, or of its key if the key is unknown or the value is not in the file."""
+    """Return the position of a value, or its key's position if the key is unknown or the value is not in the file."""
     node, written = locate(root, path)
     return node.mark if written and code != "unknown-key" else node.key_mark
 
@@ -107,7 +108,7 @@ def _explain(finding: Any, path: tuple[str, ...], node: RecipeNode) -> Explanati
 
 
 def explain_value(finding: Any, key: str, raw: str = "") -> Explanation:
-    """Return code, message and hint for an invalid value of a recipe or of options; `raw` is its text as written."""
+    """Return code, message and hint for an invalid value of a recipe or of method options; `raw` is its source text."""
     kind, value, context = finding["type"], finding["input"], finding.get("ctx", {})
     if kind == "recipe":
         return context["code"], context["message"], context["hint"]
@@ -137,7 +138,7 @@ def _described(value: Any) -> str:
 
 
 def _retyped(kind: str, value: Any, raw: str) -> str | None:
-    """Return a hint for writing the value in the expected type if only the quotes are wrong."""
+    """Return a hint that corrects the quotes of a value or the spelling of a boolean, or None."""
     if kind == "string_type" and raw:
         return f'quote it: "{raw}"'
     if kind == "bool_type" and str(value).lower() in BOOLEAN_WORDS:
@@ -148,7 +149,7 @@ def _retyped(kind: str, value: Any, raw: str) -> str | None:
 
 
 def _key_hint(path: tuple[str, ...]) -> str | None:
-    """Return a hint: the most similar key in this mapping, else the same key elsewhere, else all keys here."""
+    """Return a hint for an unknown key: a similar key of its mapping, the same key elsewhere, or all known keys."""
     parents = [ITEM if part.isdigit() else part for part in path[:-1]]
     here = [key.rsplit(".", 1)[-1] for key in recipe_keys() if key.split(".")[:-1] == parents]
     elsewhere = [key for key in recipe_keys() if key.rsplit(".", 1)[-1] == path[-1]]
@@ -158,7 +159,7 @@ def _key_hint(path: tuple[str, ...]) -> str | None:
 
 @cache
 def recipe_keys() -> dict[str, str]:
-    """Return {dotted path: description} of all recipe keys."""
+    """Return all recipe keys by dotted path with their descriptions; `*` stands for the index of a list item."""
     return dict(_iter_keys(Recipe, "")) | {"extends": "another recipe", "matrix": "several recipes"}
 
 
@@ -181,12 +182,12 @@ BY_CODE = {
     "unreadable": "name a readable .yaml recipe file, or a recipe that `trtspec recipes` lists",
     "unused": "remove it",
 }
-# These messages contain the fix, or their hint depends on the cause.
+# Messages with these codes contain the fix, or their hint depends on the cause.
 SELF_EXPLANATORY = ("bad-value", "checkpoint", "out-of-range", "wrong-type")
 
 
 def with_hint(diagnostic: Diagnostic) -> Diagnostic:
-    """Return a diagnostic with a fix in its message or a hint, if one is known."""
+    """Return the diagnostic with a default hint for its code or recipe key, unless its own text includes the fix."""
     if diagnostic.hint or diagnostic.code in SELF_EXPLANATORY:
         return diagnostic
     hint, path = BY_CODE.get(diagnostic.code), diagnostic.path

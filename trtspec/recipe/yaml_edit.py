@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edit a section of a recipe file; all other text stays unchanged."""
+"""Editing of one section of a recipe file; all other text, including comments, is preserved."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INDENT = "  "
 
 
 def write_section(path: Path, section: str, wanted: dict[str, Any]) -> bool:
-    """Write a top-level section of a recipe file; return whether the file changed.
+    """Write a top-level section of a recipe file; return True if the file changed.
 
-    Keys whose value is unchanged keep their lines and comments; others are rewritten, added or removed. TrtspecError,
-    with the file unchanged, if the result would be invalid or cannot be written.
+    Keys with unchanged values keep their lines and comments; other keys are rewritten, added or removed. Raises
+    TrtspecError, and leaves the file unchanged, if the result would be invalid or cannot be written.
     """
     check_editable(path)
     before = path.read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ def write_section(path: Path, section: str, wanted: dict[str, Any]) -> bool:
         return False
     temporary = path.with_name(
         f"{temporary_name(path.stem)}{path.suffix}"
-    )  # same directory: recipes have relative paths
+    )  # same directory, because recipes contain relative paths
     try:
         create_file(temporary, after.encode())
         load_recipe(temporary)
@@ -43,13 +43,13 @@ def write_section(path: Path, section: str, wanted: dict[str, Any]) -> bool:
 
 
 def check_editable(path: Path) -> None:
-    """Raise TrtspecError if the recipe is not a file, such as a shipped one."""
+    """Raise TrtspecError unless the recipe is a file; shipped recipes given by name cannot be edited."""
     if not path.is_file():
         raise TrtspecError("no such file; shipped recipes cannot be edited", where=str(path), hint="name your own file")
 
 
 def edit_section(text: str, section: str, wanted: dict[str, Any]) -> str:
-    """Return a recipe's text with the section set to `wanted`."""
+    """Return the text of a recipe with the values of a top-level section replaced by `wanted`."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
     pair = next((pair for pair in pairs if pair[0].value == section), None)
@@ -64,7 +64,7 @@ def edit_section(text: str, section: str, wanted: dict[str, Any]) -> str:
 
 
 def _edited_block(lines: list[str], node: yaml.MappingNode, wanted: dict[str, Any]) -> str:
-    """Rewrite the keys of a block mapping that differ, from last to first so that line numbers stay valid."""
+    """Rewrite the changed keys of a block mapping, from last to first, so that line numbers stay valid."""
     indent = " " * node.value[0][0].start_mark.column
     there = {key.value for key, _ in node.value}
     end = _last_line(node)
@@ -84,7 +84,7 @@ def _edited_block(lines: list[str], node: yaml.MappingNode, wanted: dict[str, An
 
 
 def _last_line(node: yaml.Node) -> int:
-    """Return the line of a node's last character; the parser's end mark is the start of the next token."""
+    """Return the 0-based line of a node's last character; PyYAML's end mark is at the next token instead."""
     if isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
         last = node.value[-1]
         return _last_line(last[1] if isinstance(last, tuple) else last)
@@ -97,6 +97,6 @@ def _with_lines(lines: list[str], first: int, last: int, text: str) -> str:
 
 
 def _line(indent: str, key: str, value: Any) -> str:
-    """Return a key and its value in YAML's flow style."""
+    """Return one line of YAML with a key and its value in flow style."""
     written = yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("...\n").strip()
     return f"{indent}{key}: {written}\n"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""YAML text as a tree of values with source locations, and pure operations on trees. Independent of the schema.
+"""YAML text as a tree of values with source locations, and pure functions on such trees. Independent of the schema.
 
-The parser enforces size limits while it reads, rejects some features of YAML, and reads plain scalars by the core
-schema of YAML 1.2. It uses the events of PyYAML's Python parser: PyYAML's C parser overflows the stack on deep nesting,
-and its constructors read YAML 1.1 (`no` is false, `1:30` is 90) and keep the last of two equal keys.
+The parser enforces size limits while it reads, rejects tags, aliases, merge keys and duplicate keys, and resolves plain
+scalars by the core schema of YAML 1.2. It is built on the events of PyYAML's Python parser. PyYAML's C parser overflows
+the stack on deep nesting. PyYAML's constructors implement YAML 1.1 (`no` is false, `1:30` is 90) and silently keep the
+last of two equal keys.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ MAX_NODES = 20_000
 
 @dataclass(frozen=True)
 class RecipeNode:
-    """A value (scalar, {key: Node} or [Node]) with its mark, the mark of its key, and its text as written.
+    """A YAML value (scalar, {key: RecipeNode} or [RecipeNode]) with its mark, its key's mark and its source text.
 
-    `base` is the directory for relative paths in this value.
+    `base` is the directory that relative paths in this value start from.
     """
 
     value: Any
@@ -38,7 +39,7 @@ class RecipeNode:
 
 
 def plain(node: RecipeNode) -> Any:
-    """Return the values without locations."""
+    """Return the value of a node as nested dicts, lists and scalars."""
     if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
@@ -47,7 +48,7 @@ def plain(node: RecipeNode) -> Any:
 
 
 def same(one: RecipeNode, other: RecipeNode) -> bool:
-    """Return whether two nodes have equal values of equal types (1 differs from true and from 1.0)."""
+    """Return True if two nodes have equal values of equal types (1 differs from true and from 1.0)."""
     if type(one.value) is not type(other.value):
         return False
     if isinstance(one.value, dict):
@@ -60,6 +61,7 @@ def same(one: RecipeNode, other: RecipeNode) -> bool:
 
 
 def walk(node: RecipeNode) -> Iterator[RecipeNode]:
+    """Yield a node and all its descendants, parents first."""
     yield node
     below = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
     for child in below:
@@ -67,7 +69,7 @@ def walk(node: RecipeNode) -> Iterator[RecipeNode]:
 
 
 def locate(root: RecipeNode, path: Sequence[str]) -> tuple[RecipeNode, bool]:
-    """Return the node at `path` and True, or its nearest existing ancestor and False."""
+    """Return (node, True) for the node at `path`, or (closest existing ancestor, False)."""
     node = root
     for part in path:
         child = _child(node.value, part)
@@ -78,7 +80,7 @@ def locate(root: RecipeNode, path: Sequence[str]) -> tuple[RecipeNode, bool]:
 
 
 def merge(child: RecipeNode, parent: RecipeNode) -> RecipeNode:
-    """Return `child` merged over `parent`: mappings merge key by key, all other values of the child win."""
+    """Return `child` merged over `parent`: mappings are merged recursively; any other value of the child wins."""
     if not (isinstance(child.value, dict) and isinstance(parent.value, dict)):
         return child
     merged = {key: merge(node, parent.value[key]) if key in parent.value else node for key, node in child.value.items()}
@@ -86,13 +88,13 @@ def merge(child: RecipeNode, parent: RecipeNode) -> RecipeNode:
 
 
 def split_path(dotted: str) -> tuple[str, ...] | None:
-    """Return the parts of a dotted path, or None if it is not one."""
+    """Split a dotted path into its parts; return None if a part is empty or there are too many."""
     parts = tuple(dotted.split("."))
     return parts if all(parts) and len(parts) <= MAX_DEPTH else None
 
 
 def put(root: RecipeNode, path: Sequence[str], value: RecipeNode) -> RecipeNode:
-    """Return `root` with `value` at `path`; non-mappings on the way become mappings with the mark of `value`."""
+    """Return a copy of the tree with `value` at `path`; scalars and lists on the path are replaced by mappings."""
     if not path:
         return value
     around = root if isinstance(root.value, dict) else replace(value, value={}, raw="")
@@ -101,6 +103,7 @@ def put(root: RecipeNode, path: Sequence[str], value: RecipeNode) -> RecipeNode:
 
 
 def without(root: RecipeNode, *keys: str) -> RecipeNode:
+    """Return a copy of a mapping node without `keys`."""
     return replace(root, value={key: node for key, node in root.value.items() if key not in keys})
 
 
@@ -124,7 +127,7 @@ FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
 )
 
-# The parser's context -> the opening and the closing character; both are the same for a quote.
+# PyYAML's error context -> the opening and the closing character, which is None for a quote.
 OPENED: dict[str | None, tuple[str, str | None]] = {
     "while parsing a flow mapping": ("{", "}"),
     "while parsing a flow sequence": ("[", "]"),
@@ -134,7 +137,7 @@ OPENED: dict[str | None, tuple[str, str | None]] = {
 
 @dataclass(frozen=True)
 class RecipeText:
-    """The name of a text, the directory for its relative paths, and its lines, if diagnostics refer to lines."""
+    """A source text: its name for messages, the base directory of relative paths, and its lines, if any are quoted."""
 
     name: str
     base: Path
@@ -142,30 +145,31 @@ class RecipeText:
 
     @classmethod
     def of(cls, name: str, base: Path, text: str) -> RecipeText:
-        """Return the source of a text with lines; tokens are redacted because diagnostics may quote lines."""
+        """Create a RecipeText with lines, in which API tokens are masked because diagnostics may quote lines."""
         return cls(name, base, tuple(LINE_BREAK.split(mask_tokens(text))))
 
     def mark(self, line: int, column: int) -> Mark:
-        """Return the mark of a line and column counted from 0."""
+        """Return the Mark of a 0-based line and column."""
         return Mark(self.name, line + 1, column + 1, self.lines[line]) if self.lines else Mark(self.name)
 
 
 def parse_document(
     text: str, source: RecipeText, diagnostics: list[Diagnostic], path: tuple[str, ...] = ()
 ) -> RecipeNode:
-    """Return the tree of one YAML document, which belongs at `path` of the recipe; an empty text is null.
+    """Parse one YAML document into a tree; `path` is its place in the recipe, and an empty text becomes null.
 
-    Invalid syntax and exceeded limits raise RecipeError; errors after which parsing can continue go to `diagnostics`.
+    Invalid syntax and exceeded limits raise RecipeError; other errors are added to `diagnostics`, and parsing
+    continues.
     """
     return _Builder(_guarded(text, source), source, diagnostics).document(path)
 
 
 def resolve_scalar(text: str) -> bool | int | float | str | None:
-    """Return the value of a plain scalar; an integer with more than 64 characters becomes infinity."""
+    """Return the value of a plain YAML 1.2 scalar; an integer of more than 64 characters becomes infinity."""
     if text in CONSTANTS:
         return CONSTANTS[text]
     if INTEGER.fullmatch(text):
-        # Python refuses to convert thousands of digits.
+        # int() raises ValueError for strings of thousands of digits.
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)) if len(text) <= 64 else math.inf
     if FLOAT.fullmatch(text):
         return float(re.sub(r"\.(?=[inIN])", "", text))
@@ -173,7 +177,7 @@ def resolve_scalar(text: str) -> bool | int | float | str | None:
 
 
 def _guarded(text: str, source: RecipeText) -> Iterator[Any]:
-    """Yield the events while they stay within the limits."""
+    """Yield parser events; raise RecipeError for exceeded limits, a second document or an alias."""
     depth = nodes = documents = 0
     for event in _events(text, source):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -218,7 +222,7 @@ def _events(text: str, source: RecipeText) -> Iterator[Any]:
 
 
 def _stop_unclosed(error: yaml.MarkedYAMLError, opened: Mark, found: Mark) -> NoReturn:
-    """Stop at an unclosed bracket or quote; the parser itself fails lines later."""
+    """Raise RecipeError at the opening bracket or quote, because PyYAML reports the error many lines later."""
     opening, closing = OPENED[str(error.context)]
     if closing is None:
         raise_recipe_error(
@@ -239,7 +243,7 @@ def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
 
 
 class _Builder:
-    """Converts events to nodes. An invalid entry is reported and skipped."""
+    """Builder of a tree from parser events; reports invalid entries and skips them."""
 
     def __init__(self, events: Iterator[Any], source: RecipeText, diagnostics: list[Diagnostic]) -> None:
         self.events = events

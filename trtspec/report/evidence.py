@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report is based on: manifest, verification and saved documents, and the decision that follows from them."""
+"""Evidence of a report: the manifest, the verification and saved documents, and the resulting decision."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256
 ELSEWHERE = "measured elsewhere, not verified here"
 KNOWN = "supported: --json output of trtspec build, plan, baseline, profile, bench and train"
 
-# Kind of a document by the first of these keys that it has; the order matters, since a plan also has steps.
+# A document's kind is determined by the first of these keys that it contains. A plan also contains "steps".
 DOCUMENT_KINDS: dict[str, tuple[str, type[BaseModel]]] = {
     "methods": ("profile", ProfileDocument),
     "speculative": ("bench", BenchDocument),
@@ -72,24 +72,24 @@ DOCUMENT_KINDS: dict[str, tuple[str, type[BaseModel]]] = {
 
 @dataclass(frozen=True)
 class InputFile:
-    """An input file of a report."""
+    """A document that a report is based on."""
 
     name: str
     sha256: str
-    against: str  # why it does not match the artifact, or ""
-    what: str = ""  # the field of ReportInputs that it fills
-    is_kept: bool = False  # whether a command saved it automatically
+    against: str  # reason why it does not match the artifact, or ""
+    what: str = ""  # field of ReportInputs for its content
+    is_kept: bool = False  # saved automatically by an earlier command
 
 
 @dataclass
 class ReportInputs:
-    """Inputs of a report."""
+    """Inputs of a report: the artifact's manifest and verification, and at most one document of each kind."""
 
     root: Path
     manifest: Manifest
     manifest_sha256: str
     verification: VerificationReport | None
-    elsewhere: bool = False  # whether the verification is from the report in the artifact, which is not trusted
+    elsewhere: bool = False  # the verification is the untrusted report in the artifact
     build: BuildDocument | None = None
     profile: ProfileDocument | None = None
     baseline: BaselineDocument | None = None
@@ -100,7 +100,7 @@ class ReportInputs:
     sources: list[InputFile] = field(default_factory=list)
 
     def counted(self, schema: type[Document]) -> Document | None:
-        """Return a document if it matches the artifact; others are shown, but do not affect the verdict."""
+        """Return a document if it matches the artifact; other documents are shown, but do not affect the decision."""
         what = next(what for what, each in DOCUMENT_KINDS.values() if each is schema)
         found: Document | None = getattr(self, what)
         return None if any(each.what == what and each.against for each in self.sources) else found
@@ -116,9 +116,10 @@ class ReportInputs:
 
 
 def gather(root: Path, others: Sequence[Path]) -> ReportInputs:
-    """Read the manifest, the verification and the documents of `others`; TrtspecError for an invalid document.
+    """Read the inputs of a report; raises TrtspecError if one of the documents in `others` is invalid.
 
-    Results that commands saved for the artifact or its target fill the fields that `others` leave empty.
+    Kinds that are missing in `others` are filled from the results that earlier commands saved for the artifact or its
+    target.
     """
     own = read_verification(root)
     found = own or read_untrusted_report(root)
@@ -139,7 +140,7 @@ def gather(root: Path, others: Sequence[Path]) -> ReportInputs:
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any], BaseModel, str]:
-    """Return the kind of a document, its values, the validated model and its SHA-256."""
+    """Return the kind of a document, its plain values, the validated model and its SHA-256."""
     values, data = read_values(path, KNOWN)
     key = next((key for key in DOCUMENT_KINDS if key in values), None)
     if key is None:
@@ -149,7 +150,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any], BaseModel, str]:
 
 
 def report_decision(facts: ReportInputs) -> SpeculationDecision:
-    """Return the verdict that a report begins with, from the artifact's results and those of other drafts."""
+    """Return the decision that a report begins with, from all results that match the artifact."""
     found = evidence(
         manifest_facts(facts.manifest, facts.root),
         verification_facts(None if facts.elsewhere else facts.verification),
@@ -162,7 +163,7 @@ def report_decision(facts: ReportInputs) -> SpeculationDecision:
 
 
 def verification_summary(facts: ReportInputs) -> str:
-    """Return a summary of the verification: the failed, undecided and passed checks."""
+    """Return one line with the names of the failed, undecided and passed checks."""
     found = facts.verification
     if found is None:
         return "not verified"
@@ -174,7 +175,7 @@ def verification_summary(facts: ReportInputs) -> str:
 
 
 def contradiction(facts: ReportInputs, check: VerificationCheck) -> str:
-    """Return the benchmark result that contradicts a check, or ""."""
+    """Return a description of the benchmark result that contradicts a check, or ""."""
     bench = facts.counted(BenchDocument)
     if bench is None:
         return ""
@@ -183,12 +184,12 @@ def contradiction(facts: ReportInputs, check: VerificationCheck) -> str:
 
 
 def mismatched_documents(facts: ReportInputs) -> list[str]:
-    """Return descriptions of the documents that do not match the artifact, with the reasons."""
+    """Return a description with a reason for each document that does not match the artifact."""
     return [f"{each.name} is {each.against}" for each in facts.sources if each.against]
 
 
 def matching_candidate(facts: ReportInputs) -> ProfiledCandidate | None:
-    """Return the profiled candidate that the artifact uses, or None if it is not unique."""
+    """Return the profiled candidate that corresponds to the artifact, or None if it is missing or ambiguous."""
     if not (profile := facts.counted(ProfileDocument)):
         return None
     recipe = facts.manifest.recipe
@@ -232,7 +233,7 @@ def _bench_evidence(facts: ReportInputs) -> dict[str, Any]:
 
 
 def _rivals(facts: ReportInputs) -> Sequence[DraftOption]:
-    """Return the profiled candidates that are significantly faster than the artifact's candidate."""
+    """Return the profiled candidates that are significantly faster than the artifact's own candidate."""
     own, profile = matching_candidate(facts), facts.counted(ProfileDocument)
     others = [each for each in profile.methods if each is not own and each.best] if profile else []
     return [

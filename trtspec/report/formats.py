@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats of a report: an HTML page, and a Markdown summary, JUnit XML and GitHub annotations for CI jobs.
+"""Output formats of a report: an HTML page, a Markdown summary, JUnit XML and GitHub annotations.
 
 The page is a single file without scripts or external resources, for light and dark screens and for print.
 """
@@ -22,10 +22,11 @@ from trtspec.report.sections import sections
 
 LAYOUT = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-UNFIT = {0x9, 0xA, 0xD}
+UNFIT = {0x9, 0xA, 0xD}  # unprintable characters that XML allows
 
 
 def render_page(facts: ReportInputs) -> str:
+    """Return the report as a self-contained HTML page."""
     judged, checks = report_decision(facts), verification_summary(facts)
     tone = {"green": "ok", "red": "bad"}.get(judged.style, "dim")
     is_bad = "does not hold" in checks
@@ -103,10 +104,11 @@ def render_markdown(facts: ReportInputs) -> str:
 
 
 def render_junit(facts: ReportInputs) -> str:
-    """Return JUnit XML with a test case for each check.
+    """Return the report as JUnit XML with a test case for each check.
 
     A skipped check becomes a skipped test. Without a trusted verification, the suite has an error. An undecided check
-    is a failure or skipped, depending on `undecided_policy`. The verdict is a property and the output of the suite.
+    is a failure or skipped, depending on `undecided_policy`. The decision is in the properties and the output of the
+    suite.
     """
     found, judged = facts.verification, report_decision(facts)
     suite = ElementTree.Element("testsuite", name=_xml(facts.name))
@@ -140,7 +142,7 @@ def render_junit(facts: ReportInputs) -> str:
 
 
 def render_annotations(facts: ReportInputs) -> str:
-    """Return GitHub workflow commands: the verdict, then failed, undecided and contradicted checks."""
+    """Return GitHub workflow commands for the decision and for each failed, undecided or contradicted check."""
     judged, name = report_decision(facts), facts.name
     found = None if facts.elsewhere else facts.verification
     level = "notice" if judged.decision in (SHIP, PAYS, ALONE) else "warning"
@@ -174,7 +176,7 @@ def _markdown_table(table: Table) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text escaped for Markdown, in one line."""
+    """Escape a text for Markdown and join its lines."""
     kept = "".join(f"\\{char}" if char in "\\`*_[]<>#|" else char for char in text)
     return " ".join(kept.split())
 
@@ -184,7 +186,7 @@ def _cell(text: str) -> str:
 
 
 def _xml(text: str) -> str:
-    """Return a text without characters that XML does not allow."""
+    """Remove the characters that XML does not allow from a text."""
     return "".join(char for char in text if char.isprintable() or ord(char) in UNFIT)
 
 

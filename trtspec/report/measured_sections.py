@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sections about measurements: the target alone, speculation with and without load, drafts, and the prediction."""
+"""Report sections about measurements: the target alone, speculation, load tests, drafts, training and predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEP_TOKENS = "tokens per step (1 is the target alone)"
 
 
 def baseline(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the throughput and the latencies of the target alone."""
+    """Yield the section on throughput and latency of the target alone."""
     found = facts.baseline
     if found is None:
         return
@@ -45,7 +45,7 @@ def baseline(facts: ReportInputs) -> Iterator[Section]:
 
 
 def bench(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the tokens/s with and without speculation."""
+    """Yield the section on tokens/s with and without speculation, one request at a time."""
     found = facts.bench
     if found is None:
         return
@@ -80,7 +80,7 @@ HOW = "Dot: median. Bar: up to the 90th percentile. Line: minimum to 99th percen
 
 
 def throughput(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the results of both arms by concurrency and by arrival rate, with the break-even load."""
+    """Yield sections on both arms of a load test by concurrency and by arrival rate, with the break-even load."""
     open_loop = [point for point in facts.load.points if point.load.requests_per_s] if facts.load else []
     for points, name, of in ((closed(facts), "concurrency", CLOSED), (open_loop, "requests per second", OPEN)):
         if not points:
@@ -97,7 +97,7 @@ def throughput(facts: ReportInputs) -> Iterator[Section]:
 
 
 def _by_load(points: Sequence[LoadPoint], name: str) -> Table:
-    """Return a table with a row for each load; empty columns are omitted."""
+    """Return a table with one row per load; columns without values are omitted."""
     cells: dict[str, Callable[[LoadPoint], str]] = {
         **{f"{side}, tokens/s": partial(_arm_value, arm, "{.output_tokens_per_s:,.0f}") for arm, side in ARMS.items()},
         "speed-up": lambda point: _ratio(point.speedup),
@@ -112,7 +112,7 @@ def _by_load(points: Sequence[LoadPoint], name: str) -> Table:
 
 
 def latencies(facts: ReportInputs) -> Iterator[Section]:
-    """Yield a section for each latency metric, with its distribution by load."""
+    """Yield one section per latency metric of a load test, with its distribution at each load."""
     points = facts.load.points if facts.load else []
     for key, title in LATENCIES.items():
         by_arm: dict[str, list[Percentiles | None]] = {
@@ -134,7 +134,7 @@ def latencies(facts: ReportInputs) -> Iterator[Section]:
 
 
 def closed(facts: ReportInputs) -> list[LoadPoint]:
-    """Return the points of the closed loop, which have a concurrency."""
+    """Return the points of the load test that were measured at a fixed concurrency (closed loop)."""
     return [point for point in facts.load.points if point.load.concurrency] if facts.load else []
 
 
@@ -145,15 +145,15 @@ def _ratio(found: SavedRatio | None) -> str:
 
 
 def _arm_value(arm: str, form: str, point: LoadPoint) -> str:
-    """Return a formatted value of an arm, or "-" if it is unknown."""
+    """Format a value of one arm of a load test, or return "-" if the value is missing."""
     try:
         return form.format(point.arms[arm])
-    except (KeyError, TypeError):  # TypeError: the value is None
+    except (KeyError, TypeError):  # TypeError if the value is None
         return "-"
 
 
 def by_batch(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the best speed-up of each candidate by load, with the break-even load."""
+    """Yield the section on the best expected speed-up of each profiled candidate by load, with the break-even load."""
     candidates = ranked(facts)
     batches = sorted({each.batch for candidate in candidates for each in candidate.best})
     if len(batches) < 2:
@@ -172,7 +172,7 @@ def by_batch(facts: ReportInputs) -> Iterator[Section]:
 
 
 def by_kind(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the mean accepted length of each kind of prompt."""
+    """Yield the section on the mean accepted length of each profiled candidate by kind of prompt."""
     candidates = ranked(facts)
     kinds = sorted({each.kind for candidate in candidates for each in candidate.by_kind})
     if len(kinds) < 2:
@@ -197,14 +197,14 @@ def by_kind(facts: ReportInputs) -> Iterator[Section]:
 
 
 def by_position(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the acceptance at each position of a draft, by candidate."""
+    """Yield the section on the acceptance at each draft position, by profiled candidate."""
     candidates = ranked(facts)
     words = f"Share of the tokens drafted at a position that the target accepted.{_left_out(candidates)}"
     yield from _positions("Acceptance by position", words, "draft", {each.name: each for each in candidates})
 
 
 def by_position_and_kind(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the acceptance of the first candidate at each position, by kind of prompt."""
+    """Yield the section on the acceptance of the fastest candidate at each draft position, by kind of prompt."""
     first = next(iter(ranked(facts)), None)
     kinds = [each for each in first.by_kind if each.by_position] if first else []
     if first and len(kinds) > 1:
@@ -215,7 +215,7 @@ def by_position_and_kind(facts: ReportInputs) -> Iterator[Section]:
 
 
 def by_length(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the expected speed-up of the best candidate by draft length."""
+    """Yield the section on the expected speed-up of the fastest candidate by draft length."""
     first = next(iter(ranked(facts)), None)
     lens = sorted({each.draft_len for each in first.speedups}) if first else []
     if first is None or len(lens) < 2:
@@ -232,13 +232,12 @@ def by_length(facts: ReportInputs) -> Iterator[Section]:
 
 
 def ranked(facts: ReportInputs) -> list[ProfiledCandidate]:
-    """Return the candidates by decreasing speed-up at the smallest batch."""
+    """Return the profiled candidates by decreasing speed-up at the smallest batch size."""
     found = facts.profile.methods if facts.profile else []
     return sorted(found, key=lambda each: -each.best[0].speedup if each.best else 0.0)
 
 
 def requests(many: int) -> str:
-    """Return "1 request" or "N requests"."""
     return "1 request" if many == 1 else f"{many} requests"
 
 
@@ -260,7 +259,7 @@ def _positions(
 
 
 def _spread(kinds: list[KindStats]) -> list[KindStats]:
-    """Return at most COLOURS of the ranked kinds, evenly spaced, including the first and the last."""
+    """Return at most COLOURS kinds, evenly spaced in the given order, including the first and the last."""
     if len(kinds) <= COLOURS:
         return kinds
     return [kinds[round(number * (len(kinds) - 1) / (COLOURS - 1))] for number in range(COLOURS)]
@@ -275,7 +274,7 @@ def _interval(mean: float, low: float, high: float) -> str:
 
 
 def training(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the mean accepted length of both drafts for each kind of held-out prompt."""
+    """Yield the section on the mean accepted length before and after training, by kind of held-out prompt."""
     found = facts.training
     if found is None:
         return
@@ -300,7 +299,7 @@ def training(facts: ReportInputs) -> Iterator[Section]:
 
 
 def predicted(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the predicted speed-up by batch size, with a line for each acceptance rate."""
+    """Yield the section on the predicted speed-up by batch size and acceptance rate."""
     found = facts.plan.predicted if facts.plan else None
     if found is None or len(found.batches) < 2:
         return

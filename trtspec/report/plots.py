@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SVG plots without scripts, fonts or fixed colours, for light and dark pages and for print.
+"""SVG plots without scripts, fonts or fixed colors, for light and dark pages and for print.
 
-There are plots with a row for each label (grouped or stacked bars, percentiles of distributions), lines over equally
-spaced labels, and the speed-up against load with its break-even load. Colours are custom properties of `plots.css`. A
-plot is 420 units wide so that its text is legible on a phone; the table below it has the numbers.
+There are three layouts: one row per label (grouped bars, stacked bars, percentiles of distributions), lines over
+equally spaced labels, and speed-up against load with the break-even load. Colors are custom properties in `plots.css`.
+A plot is 420 units wide, so that its text is legible on a phone.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trtspec.planning.documents import Percentiles
 
 WIDTH, RIGHT, TOP = 420, 12, 32
 FONT, LINE = 12.5, 17
-GLYPH = 0.61  # width of a character in wide fonts, in em
+GLYPH = 0.61  # width of a character in a wide font, in em
 COLOURS = 6
-SAMPLE, GAP = 26, 16  # width of a legend sample, gap between entries
+SAMPLE, GAP = 26, 16  # width of a legend sample and gap between legend entries, in units
 NICE = (1, 2, 2.5, 5, 10)
 MOST_LABEL = 130
 BETWEEN = 11
-VALUE = 46  # units for the number after the longest bar
+VALUE = 46  # space for the number behind the longest bar, in units
 THICK, THIN, SPAN_THICK = 17, 9, 13
 AREA = 190  # height of the plot area in units
 SHAPES = (
@@ -46,18 +46,18 @@ Ratios = Sequence[float | None]
 
 @cache
 def style() -> str:
-    """Return the CSS of plots and of their page."""
+    """Return the CSS of the plots and of the page that contains them."""
     return minify_css(Path(__file__).with_name("plots.css"))
 
 
 def minify_css(sheet: Path) -> str:
-    """Return a style sheet without optional white space."""
+    """Return the text of a style sheet without optional white space."""
     return re.sub(r"\s*([{};,])\s*", r"\1", re.sub(r": ", ":", sheet.read_text())).strip()
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line or a set of bars: a value or None for each label, with optional intervals."""
+    """A named line or set of bars: one value (or None) per label, optionally with intervals."""
 
     name: str
     values: Sequence[float | None]
@@ -65,14 +65,14 @@ class Series:
 
     @property
     def highest(self) -> float:
-        """Return the largest value or interval end, at least 0."""
+        """Return the largest value or interval bound, at least 0."""
         highs = [interval[1] for interval in self.intervals if interval]
         return max([*(value for value in self.values if value is not None), *highs, 0.0])
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Linear scale: maps 0..`top` to `start`..`end`, with a tick at each `step`."""
+    """A linear axis that maps values from 0 to `top` to positions from `start` to `end`, with ticks every `step`."""
 
     top: float
     step: float
@@ -81,7 +81,7 @@ class Scale:
 
     @classmethod
     def to(cls, most: float, start: float, end: float) -> Scale:
-        """Return a scale with three to six round ticks that covers `most`."""
+        """Return a scale from 0 to at least `most` with three to six round tick values."""
         rough = max(most, 1e-9) / 5
         power = 10.0 ** floor(log10(rough))
         step = next(nice * power for nice in NICE if nice * power >= rough * (1 - 1e-9))
@@ -104,34 +104,34 @@ def tick_name(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Return a number with about three significant digits."""
+    """Format a number with about three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def text_width(words: str) -> float:
-    """Return an upper bound of the width of a text, in units."""
+    """Return an upper bound of a text's width in SVG units."""
     return len(words) * FONT * GLYPH
 
 
 def truncate_text(words: str, room: float) -> str:
-    """Return a text truncated to a width in units."""
+    """Truncate a text to a width of `room` SVG units."""
     most = max(1, int(room / (FONT * GLYPH)))
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> str:
-    """Return an SVG text; `kind` is a CSS class."""
+    """Return an SVG text element; `kind` is its CSS class."""
     marked = f' class="{kind}"' if kind else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{marked}>{escape(words)}</text>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    """Return an SVG line with the CSS class `kind`."""
+    """Return an SVG line element; `kind` is its CSS class."""
     return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" class="{kind}"/>'
 
 
 def legend(names: Sequence[str], y: float, sample: Callable[[float, float, int], str]) -> tuple[list[str], float]:
-    """Return the parts of a legend that starts at `y`, and the y coordinate below it."""
+    """Return the SVG elements of a legend whose first line is at `y`, and the y coordinate below the legend."""
     parts, x = [], 0.0
     for number, name in enumerate(names):
         shown = truncate_text(name, WIDTH - SAMPLE)
@@ -151,7 +151,10 @@ def svg_picture(title: str, parts: Sequence[str], height: float) -> str:
 
 @dataclass(frozen=True)
 class BarRows:
-    """Geometry of the rows: labels end at `left`, rows of height `high` start at `top`, with gaps of BETWEEN."""
+    """Geometry of a plot with one row per label.
+
+    Labels end at x = `left`. Rows have the height `high`, start at y = `top`, and are BETWEEN units apart.
+    """
 
     labels: Sequence[str]
     high: float
@@ -161,7 +164,7 @@ class BarRows:
 
     @classmethod
     def to(cls, most: float, labels: Sequence[str], high: float) -> BarRows:
-        """Return rows with a scale that covers `most`."""
+        """Return rows whose scale covers values up to `most`."""
         left = 8 + min(MOST_LABEL, max(map(text_width, labels)))
         return cls(labels, high, left, Scale.to(most, left, WIDTH - RIGHT - VALUE))
 
@@ -173,7 +176,7 @@ class BarRows:
         return self.top + (self.high + BETWEEN) * number + BETWEEN / 2
 
     def axes(self) -> list[str]:
-        """Return the labels and the scale, with as many tick labels as fit."""
+        """Return the SVG elements of the row labels, the grid and as many tick labels as fit."""
         ticks = self.scale.ticks
         parts = [line(x, self.top, x, self.bottom, "grid") for x in map(self.scale.at, ticks)]
         room = self.scale.at(ticks[1]) - self.scale.at(ticks[0])
@@ -186,7 +189,7 @@ class BarRows:
         return parts
 
     def finish(self, title: str, parts: list[str], x_name: str, names: Sequence[str]) -> str:
-        """Return the complete SVG: parts, name of the scale, and a legend if there are several series."""
+        """Return the complete SVG of `parts` with the axis name and, for several series, a legend."""
         y = self.bottom + 2 * LINE
         named = text((self.left + WIDTH - RIGHT - VALUE) / 2, y, x_name, "middle", "axis")
         if len(names) < 2:
@@ -196,7 +199,7 @@ class BarRows:
 
 
 def grouped(title: str, labels: Sequence[str], series: Sequence[Series], x_name: str, mark: float | None = None) -> str:
-    """Return a group of bars for each label, with whiskers for intervals and a reference line at `mark`."""
+    """Return the SVG of grouped bars, one group per label, with interval whiskers and a reference line at `mark`."""
     thick = THICK if len(series) <= 2 else THIN
     most = max([*(each.highest for each in series), mark or 0.0])
     rows = BarRows.to(most, labels, thick * len(series))
@@ -216,7 +219,7 @@ def grouped(title: str, labels: Sequence[str], series: Sequence[Series], x_name:
 def stacked(
     title: str, labels: Sequence[str], series: Sequence[Series], x_name: str, limits: Sequence[float | None] = ()
 ) -> str:
-    """Return a stacked bar for each label; `limits` are drawn as lines."""
+    """Return the SVG of stacked bars, one per label; `limits` are drawn as lines across the bars."""
     sums = [sum(each.values[number] or 0.0 for each in series) for number in range(len(labels))]
     rows = BarRows.to(max([*sums, *(limit for limit in limits if limit)]), labels, THICK)
     parts = rows.axes()
@@ -255,7 +258,7 @@ def _value(x: float, y: float, thick: float, value: float) -> str:
 
 
 def spans(title: str, labels: Sequence[str], series: Mapping[str, Sequence[Percentiles | None]], x_name: str) -> str:
-    """Return a plot with a row for each label and a distribution, or None, for each series."""
+    """Return the SVG of distributions, with one row per label and one bar with percentiles per series."""
     most = max((each.p99 for values in series.values() for each in values if each), default=1.0)
     rows = BarRows.to(most, labels, SPAN_THICK * len(series))
     parts = rows.axes()
@@ -289,10 +292,10 @@ def lines(
     mark: tuple[float, str] | None = None,
     crossings: Sequence[float | None] = (),
 ) -> str:
-    """Return a plot of lines.
+    """Return the SVG of a line plot.
 
-    `mark` is the value and name of a reference line. `crossings` are the positions where the series cross it, as
-    fractional indices of the labels (1.5 is between the second and the third), or None.
+    `mark` is the value and the name of a reference line. `crossings` are the positions at which the series cross that
+    line, as fractional indices of the labels (1.5 is between the second and the third label), or None.
     """
     most = max([*(each.highest for each in series), mark[0] if mark else 0.0])
     scale = Scale.to(most, TOP + AREA, TOP)
@@ -376,7 +379,10 @@ def _sample(x: float, y: float, number: int) -> str:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Crossing point: `place` is a fractional index of the loads; `load` is interpolated on a logarithmic axis."""
+    """The load at which speculation stops being faster, interpolated on a logarithmic axis.
+
+    `place` is its fractional index in the list of loads.
+    """
 
     place: float
     load: float
@@ -386,7 +392,7 @@ class BreakEven:
 
 
 def find_break_even(loads: Sequence[float], ratios: Sequence[float | None], limit: float = 1.0) -> BreakEven | None:
-    """Return the first point where the ratios fall to the limit, or None if they do not."""
+    """Return the first point at which the ratios fall to `limit`, or None if they never do."""
     known = [(place, ratio) for place, ratio in enumerate(ratios) if ratio is not None]
     for (before, high), (after, low) in pairwise(known):
         if high > limit >= low:
@@ -397,7 +403,7 @@ def find_break_even(loads: Sequence[float], ratios: Sequence[float | None], limi
 
 
 def faster_ranges(loads: Sequence[float], ratios: Sequence[float | None]) -> str:
-    """Return the ranges of loads with a speed-up above 1, such as "up to ~10"."""
+    """Return the ranges of loads with a speed-up above 1 as text, such as "up to ~10"."""
     known = [(load, ratio) for load, ratio in zip(loads, ratios, strict=True) if ratio is not None]
     spans, rest = list[str](), known
     while rest := list(dropwhile(lambda each: each[1] <= 1.0, rest)):
@@ -411,7 +417,7 @@ def faster_ranges(loads: Sequence[float], ratios: Sequence[float | None]) -> str
 
 
 def against_load(title: str, loads: Sequence[float], ratios: Mapping[str, Ratios], x_name: str) -> str:
-    """Return the plot of the first COLOURS series of `ratios`, which maps names to speed-ups per load."""
+    """Return the SVG of speed-up against load; `ratios` maps names to series, of which the first COLOURS are drawn."""
     series = [Series(name, values) for name, values in ratios.items()][:COLOURS]
     places = [found.place if (found := find_break_even(loads, each.values)) else None for each in series]
     return lines(title, [f"{load:g}" for load in loads], series, x_name, FASTER, (1.0, ALONE), places)

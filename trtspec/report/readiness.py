@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Production readiness of an artifact: items with their state, evidence and command; docs/readiness.md documents them.
+"""Production readiness of an artifact: items with a state, the evidence and the command that completes them.
 
-The inputs are the manifest, the verification, saved documents, deployments and Prometheus.
+docs/readiness.md documents the items. The evidence is from the manifest, the verification, saved documents, deployments
+and Prometheus.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from trtspec.store.artifact_paths import MANIFEST
 
 DONE, MISSING, NOT_NEEDED = "done", "missing", "not needed"
 DAY = "%Y-%m-%d"
-SHORT = 12  # displayed digits of a digest
+SHORT = 12  # number of displayed digits of a digest
 NOT_SPECULATING = "the recipe does not speculate"
 NO_PROMETHEUS = "Prometheus is not configured; add --prometheus URL"
 SERIES = "count(trtspec_requests_total)"
@@ -48,15 +49,15 @@ SERIES = "count(trtspec_requests_total)"
 
 @dataclass(frozen=True)
 class ReadinessInputs:
-    """Inputs of all items."""
+    """Evidence that the readiness items are evaluated from."""
 
     root: Path
     manifest: Manifest
     manifest_sha256: str
-    published: datetime  # when the artifact was written
-    report: VerificationReport | None  # by this user on this machine
-    verified: datetime | None  # the time of `report`
-    has_copy: bool  # whether the artifact has a report from elsewhere, which is not trusted
+    published: datetime  # modification time of the manifest
+    report: VerificationReport | None  # verification by this user on this machine
+    verified: datetime | None  # time of `report`
+    has_copy: bool  # the artifact contains an untrusted report
     documents: Sequence[SavedDocument]
     deployed: Sequence[DeploymentRecord]
     prometheus: Prometheus | None
@@ -75,12 +76,12 @@ class ReadinessInputs:
         return prompts_sha256(prompt.text for prompt in artifact_prompts(self.root, None))
 
     def documents_of_kind(self, kind: str) -> list[SavedDocument]:
-        """Return the documents of a kind, matching ones first, then by decreasing time."""
+        """Return the saved documents of a kind: matching ones first, each group from newest to oldest."""
         found = [each for each in self.documents if each.kind == kind]
         return sorted(found, key=lambda each: (not self.rejection_reason(each), each.time), reverse=True)
 
     def rejection_reason(self, document: SavedDocument) -> str:
-        """Return the reason why a document does not match this artifact, or ""."""
+        """Return the reason why a saved document does not match this artifact, or "" if it matches."""
         if against := mismatch_reason(document.values, self.manifest, self.manifest_sha256):
             return against
         is_named = document.text("target", "sha256") or recorded_manifest(document.values)
@@ -88,7 +89,7 @@ class ReadinessInputs:
 
 
 def gather(root: Path, others: Sequence[Path], prometheus: Prometheus | None) -> ReadinessInputs:
-    """Read the inputs; raise TrtspecError if the artifact is missing or one of `others` is not a document."""
+    """Read the evidence; raises TrtspecError if the artifact is missing or a file of `others` is not a document."""
     manifest = load_manifest(root)
     report, verified = load_verification(root)
     return ReadinessInputs(
@@ -112,7 +113,7 @@ def _saved_results(root: Path, target: str) -> Iterator[SavedDocument]:
 
 
 def _deployed(name: str, manifest: str) -> Iterator[DeploymentRecord]:
-    """Yield the deployments of this artifact, and of others under its recipe's name."""
+    """Yield the deployments of this artifact, and of other artifacts under its recipe's name."""
     for each in deployment_names():
         with suppress(TrtspecError):
             record = DeploymentJournal(each).read_existing()
@@ -122,7 +123,7 @@ def _deployed(name: str, manifest: str) -> Iterator[DeploymentRecord]:
 
 @dataclass(frozen=True)
 class ReadinessItem:
-    """The state of an item; `evidence` describes the findings, and `documents` are their sources."""
+    """The state of an item with the evidence for it, the command that completes it and the source documents."""
 
     state: str
     evidence: str
@@ -130,7 +131,7 @@ class ReadinessItem:
     documents: Sequence[SavedDocument] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the item as an entry of the JSON document, without its name."""
+        """Return the item as an entry of the `readiness --json` document, without its name."""
         documents = [
             {"path": str(each.path), "kind": each.kind, "sha256": each.sha256, "time": each.time.isoformat()}
             for each in self.documents
@@ -143,7 +144,7 @@ def done(evidence: str, documents: Sequence[SavedDocument] = ()) -> ReadinessIte
 
 
 def missing(evidence: str, command: str, documents: Sequence[SavedDocument] = ()) -> ReadinessItem:
-    """Return a missing item with the command that completes it."""
+    """Return an item in the state "missing" with the command that completes it."""
     return ReadinessItem(MISSING, evidence, command, documents)
 
 
@@ -152,7 +153,7 @@ def not_needed(evidence: str) -> ReadinessItem:
 
 
 def built(facts: ReadinessInputs) -> ReadinessItem:
-    """Report the manifest and the date of the artifact; always done."""
+    """Report the manifest and the date of the artifact; this item is always done."""
     files = len(facts.manifest.files)
     return done(f"manifest {facts.manifest_sha256[:SHORT]}, {files} files, {facts.published:{DAY}}")
 
@@ -169,7 +170,7 @@ def verified(facts: ReadinessInputs) -> ReadinessItem:
 
 
 def gates(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that the recipe's gates passed on the serving engine."""
+    """Check that all gates of the recipe passed on the engine that serves the artifact."""
     in_process = find_backend(facts.manifest.backend.name).in_process
     command = f"trtspec verify {facts.root}" if in_process else f"trtspec bench {facts.recipe.name} --gates"
     wanted = active_gates(facts.recipe)
@@ -185,7 +186,7 @@ def gates(facts: ReadinessInputs) -> ReadinessItem:
 
 
 def limits(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that the recipe sets min_acceptance and min_speedup."""
+    """Check that the recipe sets the gates min_acceptance and min_speedup."""
     if not facts.drafts:
         return not_needed(NOT_SPECULATING)
     wanted = {"min_acceptance": facts.recipe.gates.min_acceptance, "min_speedup": facts.recipe.gates.min_speedup}
@@ -196,7 +197,7 @@ def limits(facts: ReadinessInputs) -> ReadinessItem:
 
 
 def parity(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that a quantized target was compared with its source."""
+    """Check that the output of a quantized target was compared with the source checkpoint's output."""
     stored = facts.recipe.target.quantization
     if stored.weights == "none" and stored.kv_cache == "none":
         return not_needed("the recipe does not quantize")
@@ -207,7 +208,7 @@ def parity(facts: ReadinessInputs) -> ReadinessItem:
 
 
 def defaults(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that no recipe key loosens a default."""
+    """Check that no recipe key is less strict than its default."""
     acceptance = facts.recipe.speculation.acceptance
     loosened = [] if acceptance == "exact" else [f"speculation.options.lossy ({acceptance} acceptance)"]
     loosened += map(str, find_unsafe_overrides(facts.recipe))
@@ -226,7 +227,7 @@ def warmup(facts: ReadinessInputs) -> ReadinessItem:
 
 
 def rollout(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that a rollout starts with a share of the requests, under limits."""
+    """Check that a rollout starts with a fraction of the traffic and has limits for failures and latency."""
     serving, wanted = facts.recipe.serving, facts.recipe.serving.rollout
     if not serving.openai:
         why = "serving.openai is off: traffic cannot be split, and only synthetic probes decide"
@@ -240,13 +241,13 @@ def rollout(facts: ReadinessInputs) -> ReadinessItem:
 
 
 def baseline(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that the target alone was measured."""
+    """Check that the target was measured without speculation."""
     found = facts.documents_of_kind("baseline")
     return _measured(facts, found, f"trtspec baseline {facts.root}", "{median_tokens_per_s:g} tokens/s")
 
 
 def load(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that speculation was measured under load; a benchmark of single requests does not suffice."""
+    """Check that speculation was measured under load; a benchmark with one request at a time does not suffice."""
     command = f"trtspec bench {facts.recipe.name} --concurrency 1,4,16 --json"
     alone = facts.documents_of_kind("bench")
     if facts.documents_of_kind("load") or not alone or not facts.drafts:
@@ -256,12 +257,12 @@ def load(facts: ReadinessInputs) -> ReadinessItem:
 
 
 def measured_draft(facts: ReadinessInputs, kind: str, command: str) -> ReadinessItem:
-    """Check that a command measured the drafts: `profile`, `tune` or `bench` under load."""
+    """Check that a saved document of a kind, such as "profile", "tune" or "load", has measured the draft."""
     return _measured(facts, facts.documents_of_kind(kind), command) if facts.drafts else not_needed(NOT_SPECULATING)
 
 
 def _measured(facts: ReadinessInputs, found: Sequence[SavedDocument], command: str, result: str = "") -> ReadinessItem:
-    """Return the item of the first document, which is the best one; `result` is the format of its number."""
+    """Return the item for the first document in `found`; `result` is a format string for its main number."""
     if not found:
         return missing("no saved result; pass one with --results FILE", command)
     best = found[0]
@@ -275,7 +276,7 @@ def _measured(facts: ReadinessInputs, found: Sequence[SavedDocument], command: s
 
 
 def _formatted(form: str, values: Mapping[str, Any]) -> str:
-    """Return the text of a format, or "" if the document lacks the number."""
+    """Format a number of a document, or return "" if the document lacks it."""
     try:
         return form.format_map(values)
     except (KeyError, ValueError, TypeError):
@@ -304,7 +305,7 @@ def alerts(facts: ReadinessInputs) -> ReadinessItem:
 
 
 def rollback(facts: ReadinessInputs) -> ReadinessItem:
-    """Check that a rollback target exists: the live revision or a previous one."""
+    """Check that a rollback target exists: the live revision, or a previous one that is kept."""
     found = [way for record in facts.deployed if (way := _rollback_target(facts, record))]
     if found:
         return done("; ".join(found))
@@ -313,7 +314,7 @@ def rollback(facts: ReadinessInputs) -> ReadinessItem:
 
 
 def _rollback_target(facts: ReadinessInputs, record: DeploymentRecord) -> str:
-    """Return a description of the revision that a deployment could roll back to, or ""."""
+    """Return a description of the revision that a deployment could roll back to, or "" without one."""
     if record.manifest != facts.manifest_sha256:
         if record.state_now not in ("live", "restarting"):
             return ""
@@ -345,7 +346,7 @@ ITEMS: dict[str, Callable[[ReadinessInputs], ReadinessItem]] = {
 
 
 def check(facts: ReadinessInputs) -> dict[str, ReadinessItem]:
-    """Return all items by name, in order."""
+    """Evaluate all items; return them by name, in the order of ITEMS."""
     return {name: item(facts) for name, item in ITEMS.items()}
 
 

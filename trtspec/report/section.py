@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data classes of a report section: title, text, plot and tables, independent of the output format."""
+"""Data classes for a report section, independent of the output format: text, figures, plot and tables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """A table; `right` and `digests` are the indices of columns with numbers and digests.
+    """A table; `right` and `digests` have the indices of columns with numbers and with digests.
 
-    `bad` lists the indices of rows to highlight as failed.
+    `bad` has the indices of the rows that are highlighted as failed.
     """
 
     caption: str
@@ -23,13 +23,13 @@ class Table:
 
     @classmethod
     def numeric_table(cls, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-        """Return a table in which all columns but the first contain numbers."""
+        """Create a table in which all columns but the first contain numbers."""
         return cls(caption, columns, rows, tuple(range(1, len(columns))))
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A key figure: value, name, and source or condition."""
+    """A key figure: its value, its name, and the source or condition `of` the measurement."""
 
     value: str
     name: str
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """A section; `words` is its introduction, `plot` is SVG, and `text` is preformatted."""
+    """A section of a report; `words` is an introduction, `plot` is an SVG image, and `text` is preformatted."""
 
     title: str
     words: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All sections of a report, in order; those of this module are the key figures and the artifact's."""
+"""List of all sections of a report in order, and the sections on key figures and on the artifact itself."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trtspec.store.plan import format_bytes
 
 GIB, MIB = 1 << 30, 1 << 20
 SHOWN_FILES = 20
-KEY = 16  # displayed digits of a step's key
-LEAST_SHARE = 0.01  # share of the build time; shorter steps are only in the table
-# The two sides of each check; gates with limits compare a measurement with the recipe.
+KEY = 16  # number of displayed digits of a step key
+LEAST_SHARE = 0.01  # fraction of the build time; shorter steps are not in the plot
+# The measured side and the reference side of each check.
 SIDES = {
     "files": ("the artifact's files", "the digests of its manifest"),
     "parity": ("greedy text of the converted target", "greedy text of the source checkpoint"),
@@ -129,7 +129,7 @@ def gates(facts: ReportInputs) -> Iterator[Section]:
 
 
 def compared(facts: ReportInputs) -> Iterator[Section]:
-    """Yield what was compared: both sides, the prompts, and the source document."""
+    """Yield the section that lists each comparison: both sides, the prompts, and the source document."""
     checks = facts.verification.checks if facts.verification else ()
     rows = []
     for check in checks:
@@ -173,7 +173,7 @@ def summary(facts: ReportInputs) -> Iterator[Section]:
 
 
 def memory(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the planned memory of each device by component."""
+    """Yield the section on the planned serving memory of each device, by component."""
     devices = facts.manifest.memory
     if not devices:
         return
@@ -199,7 +199,7 @@ def memory(facts: ReportInputs) -> Iterator[Section]:
 
 
 def build(facts: ReportInputs) -> Iterator[Section]:
-    """Yield the build steps with their keys, and their times if a build document was given."""
+    """Yield the section on the build steps with their keys and, if a build document was given, their times."""
     keys = {step.name: step.key[:KEY] for step in facts.manifest.steps}
     if facts.build is None:
         table = Table("Steps", ("step", "key"), list(keys.items()), digests=(1,))
@@ -230,6 +230,6 @@ def files(facts: ReportInputs) -> Iterator[Section]:
 
 
 def sections(facts: ReportInputs) -> list[Section]:
-    """Return the sections for which data is available."""
+    """Return all sections for which data are available, in order."""
     makers = (key_figures, gates, *MAKERS, memory, build, compared, summary, recipe, files)
     return [section for maker in makers for section in maker(facts)]

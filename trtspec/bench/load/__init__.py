@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load generation: concurrent or timed requests against one or two servers."""
+"""Load tests: concurrent or timed requests to one or two servers."""

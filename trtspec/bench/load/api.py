@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of the supported text generation APIs, and the parameters and events shared by OpenAI's."""
+"""Interface of the text generation APIs that load tests support, and the parts that OpenAI's APIs share."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from trtspec.core.registry import find_extension
 from trtspec.engine.prompts.prompt import Prompt
 
 PACKAGE, ATTRIBUTE = "trtspec.bench.load.endpoints", "API"
-MOST = 10**12  # largest accepted count of a server
+MOST = 10**12  # maximum plausible count in a server's response
 Event = Mapping[str, Any]
 MAX_HISTOGRAM = 1024
 
 
 class BadAnswer(DeployError):
-    """The server's response is an error or violates its API."""
+    """A server's response is an error or violates its API."""
 
 
 @dataclass(frozen=True)
 class LoadSampling:
-    """Generation parameters; greedy if `temperature` is 0.
+    """Generation parameters of a load test; a temperature of 0 means greedy decoding.
 
-    With `exact_len`, each response has `max_tokens` tokens regardless of stop conditions.
+    With `exact_len`, each response has `max_tokens` tokens, regardless of stop conditions.
     """
 
     max_tokens: int
@@ -36,7 +36,7 @@ class LoadSampling:
 
 @dataclass
 class ParsedResponse:
-    """The response received so far; counts are None if the server does not report them.
+    """The response received so far; counts that the server does not report are None.
 
     `histogram[j]` is the number of steps that accepted exactly j draft tokens.
     """
@@ -53,11 +53,11 @@ class ParsedResponse:
 
 @dataclass(frozen=True)
 class Api:
-    """A text generation API; built-in ones are the `API` of a module in `endpoints/`, others are entry points.
+    """A text generation API: the attribute `API` of a module in `endpoints/`, or of an installed extension.
 
-    `body` builds a request from the model's name, the prompt and the parameters. `read` processes a stream event and
-    returns whether it contained text; it raises BadAnswer for an error event. If `ends` is set, a stream without a
-    final event is incomplete. `without_drafts` are request fields that make a trtspec server run the target alone.
+    `body` builds a request from the model's name, the prompt and the parameters. `read` processes one stream event; it
+    returns True if the event contained text and raises BadAnswer for an error event. If `ends` is set, a stream without
+    a final event is incomplete. `without_drafts` are request fields that make a trtspec server run the target alone.
     """
 
     path: str
@@ -68,25 +68,25 @@ class Api:
 
 
 def find_api(name: str) -> Api:
-    """Return an API by name; raise TrtspecError with the known names for an unknown one."""
+    """Return an API by name; raises TrtspecError with the known names if it is unknown."""
     api: Api = find_extension(PACKAGE, ATTRIBUTE, name, "API")
     return api
 
 
 def parse_count(value: Any) -> int | None:
-    """Return a count reported by a server, or None if it is invalid."""
+    """Return a count from a server's response, or None if it is not an integer from 0 to MOST."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None
 
 
 def parse_text(value: Any) -> str:
-    """Return a text sent by a server, "" for null; raise TypeError for other types."""
+    """Return a string from a server's response, or "" for null; raises TypeError for other types."""
     if value is not None and not isinstance(value, str):
         raise TypeError("not a text")
     return value or ""
 
 
 def openai_options(wanted: LoadSampling) -> dict[str, Any]:
-    """Return the parameters of a stream that ends with its usage.
+    """Return the parameters of a streaming request to an OpenAI API, with token usage in its last event.
 
     `ignore_eos` is an extension of vLLM and trtspec. Other servers reject it, so it is sent only for `exact_len`.
     """
@@ -101,13 +101,13 @@ def openai_options(wanted: LoadSampling) -> dict[str, Any]:
 
 
 def read_openai_event(event: Event, reply: ParsedResponse, text_of: Callable[[Any], str]) -> bool:
-    """Process one event and return whether it contained text; raise BadAnswer for an error event."""
+    """Process one event of an OpenAI stream; return True if it contained text, raise BadAnswer for an error event."""
     if error := event.get("error"):
         raise BadAnswer(f"the server reported: {error.get('message') if isinstance(error, dict) else error}")
     if usage := event.get("usage"):
         reply.prompt_tokens = parse_count(usage.get("prompt_tokens"))
         reply.output_tokens = parse_count(usage.get("completion_tokens"))
-    if metrics := event.get("metrics"):  # vLLM's --per-request-spec-decode-metrics summary, and the trtspec gateway's
+    if metrics := event.get("metrics"):  # from vLLM's --per-request-spec-decode-metrics summary, or the trtspec gateway
         drafts = metrics.get("speculative_decoding") or {}
         reply.drafted = parse_count(drafts.get("num_draft_tokens"))
         reply.accepted = parse_count(drafts.get("num_accepted_draft_tokens"))

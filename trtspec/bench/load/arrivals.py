@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrival processes: when requests of a round are sent, and which metric compares the arms."""
+"""Arrival processes of load tests: the send times of a round's requests, and the metric that compares the arms."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, ClassVar
 
 from trtspec.bench.load.client import clock
 
-Ask = Callable[[int, float], Awaitable[None]]  # (number in the round, scheduled time by the clock)
+Ask = Callable[[int, float], Awaitable[None]]  # (number in the round, scheduled time of `clock`)
 THROUGHPUT, LATENCY = "output_tokens_per_s", "mean_e2e_ms"
 LARGER_IS_BETTER = {THROUGHPUT: True, LATENCY: False}
 
 
 class ArrivalProcess(ABC):
-    """An arrival process; each kind is a frozen dataclass whose fields are its parameters.
+    """Base of arrival processes; each kind is a frozen dataclass whose fields are its parameters.
 
     A closed loop saturates the server, so the arms are compared by tokens per second. An open loop sends requests at
-    given times, so they are compared by latency.
+    given times, so the arms are compared by latency.
     """
 
     kind: ClassVar[str]
@@ -40,16 +40,16 @@ class ArrivalProcess(ABC):
 
     @abstractmethod
     async def run(self, ask: Ask, requests: int, seed: int) -> None:
-        """Send each request of a round at its time, and return when all responses are complete."""
+        """Send each request of a round at its time; return when all responses are complete."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields, which also match the points of two documents."""
+        """Return the JSON fields, which also identify the same load in two documents."""
         return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]  # each kind is a dataclass
 
 
 @dataclass(frozen=True)
 class Closed(ArrivalProcess):
-    """Closed loop: `concurrency` concurrent requests; each completed one starts the next."""
+    """Closed loop: `concurrency` requests run at the same time, and each completed request starts the next one."""
 
     concurrency: int
 
@@ -61,7 +61,7 @@ class Closed(ArrivalProcess):
 
     @property
     def requests_a_round(self) -> int:
-        """Return three times the concurrency, to limit the effect of the synchronized start and the partly idle end."""
+        """Return three times the concurrency, at least 16, to limit the effect of a round's start and end."""
         return max(16, 3 * self.concurrency)
 
     @property
@@ -69,7 +69,7 @@ class Closed(ArrivalProcess):
         return self.concurrency
 
     async def run(self, ask: Ask, requests: int, seed: int) -> None:
-        """Send all requests; each one's scheduled time is when a slot becomes free."""
+        """Send all requests; the scheduled time of each is the time at which a slot becomes free."""
         numbers = iter(range(requests))
 
         async def one_after_another() -> None:
@@ -81,7 +81,7 @@ class Closed(ArrivalProcess):
 
 @dataclass(frozen=True)
 class Poisson(ArrivalProcess):
-    """Open loop: arrivals with exponential gaps at an average rate of `requests_per_s`, independent of responses."""
+    """Open loop: Poisson arrivals at a mean rate of `requests_per_s`, independent of responses."""
 
     requests_per_s: float
 
@@ -93,11 +93,11 @@ class Poisson(ArrivalProcess):
 
     @property
     def requests_a_round(self) -> int:
-        """Return ten seconds of requests, but at least 32 to reduce sampling error."""
+        """Return the mean number of requests in ten seconds, at least 32 to limit the sampling error."""
         return max(32, round(10 * self.requests_per_s))
 
     def arrivals(self, requests: int, seed: int) -> list[float]:
-        """Return the arrival times in seconds since the first; equal seeds give equal times."""
+        """Return the arrival times in seconds since the first arrival; equal seeds give equal times."""
         draws = random.Random(seed)
         gaps = (draws.expovariate(self.requests_per_s) for _ in range(requests - 1))
         return list(accumulate(gaps, initial=0.0))

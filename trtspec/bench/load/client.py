@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the API, the model and the draft control of a server, send streaming requests, and record when chunks arrive.
+"""Client of load tests: detects a server's API, model and draft control, streams responses and records chunk times.
 
 Connections use aiohttp with its parser in C, because the processor time per chunk limits the client. A stream consists
-of server-sent events: lines `data: ...`. Responses are untrusted and limited in size.
+of server-sent events, lines of the form `data: ...`. Responses are untrusted and limited in size.
 
-Prometheus counters are for servers that do not report draft statistics per response. They include all traffic of a
-server, so they are correct only without other clients.
+Prometheus counters are read from servers that do not report draft statistics per response. The counters include all
+traffic of a server, so they are correct only without other clients.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from trtspec.engine.prompts.prompt import Prompt
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
 DONE = b"[DONE]"
-MAX_WORDS = 300  # characters of a server's error message
-REFUSALS = (400, 413, 422)  # the request is rejected; other statuses are server errors
+MAX_WORDS = 300  # maximum characters of a server's error message
+REFUSALS = (400, 413, 422)  # status codes of rejected requests; other codes are server errors
 CONNECT_TIMEOUT_S = 10.0
-KEPT_S = 2.0  # below servers' keep-alive of 5 s, to avoid sending on a closing connection
-TIMEOUT_S = 600.0  # of a complete response
+KEPT_S = 2.0  # less than servers' keep-alive of 5 s, to avoid sending on a closing connection
+TIMEOUT_S = 600.0  # limit for a complete response
 clock = time.perf_counter
 T = TypeVar("T")
-# Draft steps, drafted tokens and accepted tokens; the names are prefixed by the engine's name and a colon. Source:
+# Draft steps, drafted tokens and accepted tokens; names have the prefix ENGINE and a colon. Source:
 # vllm-project/vllm:vllm/v1/spec_decode/metrics.py@def9ce85.
 COUNTER_NAMES = (
     "spec_decode_num_drafts_total",
@@ -49,11 +49,11 @@ COUNTER_NAMES = (
 AUTO, TRITON, COMPLETIONS = "auto", "triton", "completions"
 PROBE = Prompt("Hello", "probe", "")
 KEY_VARIABLE = "TRTSPEC_OPENAI_KEY"
-SERVED, BASELINE = "served", "baseline"  # the server with speculation, and the target alone
+SERVED, BASELINE = "served", "baseline"  # arms: the server with speculation, and the target alone
 
 
 class Events:
-    """Split a stream into events; `done` is set after the final `[DONE]`."""
+    """Parser of a stream of server-sent events; `done` is set after the final `[DONE]`."""
 
     def __init__(self) -> None:
         self.done = False
@@ -61,7 +61,7 @@ class Events:
         self._received = 0
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the events that are complete; raise BadAnswer for malformed or oversized data."""
+        """Yield the events that are complete after `data`; raises BadAnswer for malformed or oversized data."""
         self._received += len(data)
         if self._received > MAX_ANSWER_BYTES:
             raise BadAnswer(f"the response exceeds {MAX_ANSWER_BYTES:,} bytes")
@@ -78,7 +78,7 @@ class Events:
 
 
 def document(content: bytes) -> dict[str, Any]:
-    """Return a JSON object; raise BadAnswer for anything else."""
+    """Parse a JSON object; raises BadAnswer for anything else."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
@@ -89,32 +89,35 @@ def document(content: bytes) -> dict[str, Any]:
 
 
 class ServerRejected(BadAnswer):
-    """The server rejects the request, for example because the prompt is too long."""
+    """The server rejected the request, for example because the prompt is too long."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's address, its API, and the model to use."""
+    """A server's address with the API and the model to use."""
 
-    url: str  # without path
+    url: str  # without the API's path
     api_name: str
     api: Api
     model: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)  # added to every request
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # contain the key and are never printed
+    extra: Mapping[str, Any] = field(default_factory=dict)  # fields added to every request
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # contain the API key and are never printed
 
     def request(self, prompt: Prompt, wanted: LoadSampling) -> bytes:
         return json.dumps({**self.api.body(self.model, prompt, wanted), **self.extra}).encode()
 
 
 class LoadClient:
-    """Connections to the servers of one run; the session's timeout limits each complete response."""
+    """Connections to the servers of one load test; the session's timeout limits each complete response."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def ask(self, endpoint: Endpoint, prompt: Prompt, body: bytes, began: float, due: float) -> RequestSample:
-        """Send a request and read the complete stream; failures are recorded in the sample's error."""
+        """Send a request and read the whole stream; failures are recorded in the sample's `error`.
+
+        `began` and `due` are the start of the round and the scheduled time of the request, in seconds of `clock`.
+        """
         reply, chunks, error, is_refused = ParsedResponse(), list[float](), "", False
         sent = clock()
         try:
@@ -153,14 +156,14 @@ class LoadClient:
             raise BadAnswer("the response does not contain text")
 
     async def get(self, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """Return the status and the truncated content of a URL."""
+        """Return the status code and the truncated content of a URL."""
         async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
             return answer.status, await _content(answer)
 
 
 @asynccontextmanager
 async def load_client(timeout_s: float) -> AsyncIterator[LoadClient]:
-    """Open a client without a limit on concurrent connections."""
+    """Open a client without a limit on the number of connections; `timeout_s` limits each response."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
     headers = {"Accept-Encoding": "identity"}  # no decompression of untrusted data
@@ -187,8 +190,8 @@ def _answered(sample: RequestSample, reply: ParsedResponse, chunks_s: tuple[floa
 
 
 async def _error_text(answer: aiohttp.ClientResponse) -> str:
-    """Return the error message of a response, or the beginning of its content."""
-    content = (await _content(answer)).strip().removeprefix(b"data:")  # Triton adds it to errors as well
+    """Return the error message in a response, or the beginning of its content."""
+    content = (await _content(answer)).strip().removeprefix(b"data:")  # Triton adds this prefix to errors too
     try:
         error = document(content).get("error")
     except BadAnswer:
@@ -198,7 +201,7 @@ async def _error_text(answer: aiohttp.ClientResponse) -> str:
 
 
 async def _content(answer: aiohttp.ClientResponse) -> bytes:
-    """Return the content of a response, truncated to the maximum event size."""
+    """Return the content of a response, truncated to MAX_EVENT_BYTES."""
     found = b""
     async for data in answer.content.iter_any():
         found += data
@@ -208,7 +211,7 @@ async def _content(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def runner() -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Return the function that runs the event loop; uvloop's, if installed, uses less processor time."""
+    """Return asyncio's `run`, or uvloop's if it is installed, because that uses less processor time."""
     try:
         from uvloop import run
     except ModuleNotFoundError:
@@ -217,21 +220,21 @@ def runner() -> Callable[[Coroutine[Any, Any, T]], T]:
 
 
 class Counters(NamedTuple):
-    """Values of the counters, or their increase; 0 for a server that does not export them."""
+    """Cumulative draft counters of a server, or their increase; 0 if the server does not export them."""
 
     steps: float = 0.0
     drafted: float = 0.0
     accepted: float = 0.0
 
     def since(self, before: Counters | None) -> Counters:
-        """Return the increase since `before`; zeros if the server was restarted or did not export them before."""
+        """Return the increase since `before`, or zeros if the server restarted or did not export counters then."""
         if before is None or self.steps < before.steps:
             return Counters()
         return Counters(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 async def read_counters(client: LoadClient, endpoint: Endpoint) -> Counters | None:
-    """Fetch a server's counters; None if it does not export any."""
+    """Fetch a server's draft counters, or None if the server does not export them."""
     try:
         status, content = await client.get(f"{endpoint.url}/metrics", endpoint.headers)
     except (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):  # distinct classes before Python 3.11
@@ -240,7 +243,7 @@ async def read_counters(client: LoadClient, endpoint: Endpoint) -> Counters | No
 
 
 def parse_counters(text: bytes) -> Counters | None:
-    """Return the counters of a Prometheus text, summed over labels."""
+    """Return the draft counters in a Prometheus text, summed over labels, or None if one is missing."""
     found = {name.rpartition(":")[2]: samples for name, samples in parse_metrics(text).items()}
     if not all(name in found for name in COUNTER_NAMES):
         return None
@@ -249,7 +252,7 @@ def parse_counters(text: bytes) -> Counters | None:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """A server's address and API; if `model` is empty, the first model that it lists is used."""
+    """A server's address and API; without a `model`, the first model that the server lists is used."""
 
     url: str
     api: str = AUTO
@@ -258,17 +261,20 @@ class ServerAddress:
 
 
 async def find_arms(client: LoadClient, served: ServerAddress, baseline: ServerAddress | None) -> dict[str, Endpoint]:
-    """Return the endpoints of the server and of the target alone, from `baseline` or the server itself."""
+    """Return the endpoints by arm: the server with speculation and, if possible, the target alone.
+
+    The target alone is `baseline`, or the same server with drafting disabled.
+    """
     arms = {SERVED: await find_endpoint(client, served)}
     alone = await find_endpoint(client, baseline) if baseline else await target_alone(client, arms[SERVED])
     return arms | ({BASELINE: alone} if alone else {})
 
 
 async def find_endpoint(client: LoadClient, server: ServerAddress) -> Endpoint:
-    """Return the endpoint at an address; raise DeployError if no supported API responds or a probe request fails.
+    """Return the endpoint at an address; raises DeployError if no API responds or a probe request fails.
 
-    With the API "auto", a server that lists OpenAI models is used through completions, any other through Triton. The
-    key is read from an environment variable and sent only to this address.
+    With the API "auto", a server that lists OpenAI models is used through completions, and any other server through
+    Triton. The API key is read from an environment variable and sent only to this address.
     """
     asked = None if server.api == AUTO else find_api(server.api)
     url, headers = _address(server.url), _key(server.key_variable)
@@ -284,9 +290,9 @@ async def find_endpoint(client: LoadClient, server: ServerAddress) -> Endpoint:
 
 
 async def target_alone(client: LoadClient, endpoint: Endpoint) -> Endpoint | None:
-    """Return the same server with drafting switched off, or None if it does not support that.
+    """Return the same server with drafting disabled, or None if the server does not support that.
 
-    A server that accepts an invalid value for the field ignores it, and would still draft.
+    A server that accepts an invalid value of the request field ignores the field, so it would still draft.
     """
     alone = replace(endpoint, extra=endpoint.api.without_drafts)
     nonsense = replace(endpoint, extra=dict.fromkeys(endpoint.api.without_drafts, "none"))
@@ -317,7 +323,7 @@ async def _models(client: LoadClient, url: str, headers: Mapping[str, str]) -> l
 
 
 def _address(url: str) -> str:
-    """Return an address without path; raise DeployError if it is invalid."""
+    """Return a server's URL without the API's path; raises DeployError if it is invalid."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/").removesuffix("/v1")
     try:
@@ -330,7 +336,7 @@ def _address(url: str) -> str:
 
 
 def _key(variable: str) -> dict[str, str]:
-    """Return the authorization header; raise TrtspecError if a non-default variable is unset."""
+    """Return the authorization header; raises TrtspecError if a variable other than the default is unset."""
     key = os.environ.get(variable, "")
     if not key and variable != KEY_VARIABLE:
         raise TrtspecError(f"the environment variable {variable} is not set", hint="set it to the server's key")

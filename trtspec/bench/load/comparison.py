@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two saved load benchmarks, and gate on the ratio.
+"""Comparison of two saved load tests, and a gate on the resulting ratio.
 
-If both have a baseline, their speed-ups over it are compared: the target alone is the same in both, so differences
-between the machines cancel out. Otherwise the served arms are compared, and their intervals are widened by the
-difference between the machines' fixed work. Rounds with the same number sent the same prompts, so the rounds that both
-have are compared, even if one run ended earlier.
+If both have a baseline, their speed-ups over it are compared. The target alone is the same in both, so differences
+between the machines cancel out. Otherwise the served arms are compared, and the intervals are widened by the difference
+between the machines' times for fixed work. Rounds with the same number sent the same prompts, so only rounds that exist
+in both are compared.
 
-A difference must be shown by a 99 % interval over all loads together (Bonferroni), so one in a hundred comparisons of
-identical runs may be wrong.
+A difference must be shown by a 99 % interval over all loads together (Bonferroni), so about one in a hundred
+comparisons of identical runs is wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VERDICTS = {1: "faster", -1: "slower", 0: "no difference shown"}
 
 
 def read_saved(path: Path) -> LoadDocument:
-    """Return a saved document; raise TrtspecError if the file is invalid."""
+    """Read the document of a load test; raises TrtspecError if the file is invalid."""
     values, _ = read_values(path, HINT, MAX_BYTES, MAX_VALUES)
     if values.get("kind") != "load":
         raise TrtspecError("not a document of a load benchmark", where=str(path), hint=HINT)
@@ -43,7 +43,7 @@ def read_saved(path: Path) -> LoadDocument:
 
 @dataclass(frozen=True)
 class LoadComparison:
-    """One load in both documents: `ratio` is the speed of B relative to A, measured by `by`."""
+    """Comparison at one load: `ratio` is the speed of document B relative to A; `by` is "speedup" or "served"."""
 
     load: dict[str, Any]
     judged_by: str
@@ -66,9 +66,9 @@ class LoadComparison:
 
 @dataclass(frozen=True)
 class RatioGate:
-    """A lower limit for ratios. It fails if an interval is below the limit, and is undecided if one includes it.
+    """A lower limit for ratios: it fails if an interval is below the limit, and is undecided if one includes it.
 
-    It also fails if results are `unfit` for comparison, for the reasons given.
+    The gate also fails if results cannot be compared, for the reasons in `unfit`.
     """
 
     least: float
@@ -77,12 +77,12 @@ class RatioGate:
 
     @property
     def ok(self) -> bool:
-        """Return whether no ratio is shown to be below the limit."""
+        """Return True unless an interval is below the limit or results cannot be compared."""
         return not self.unfit and all(ratio.high >= self.least for ratio in self.ratios)
 
     @property
     def is_decided(self) -> bool:
-        """Return whether every interval is on one side of the limit."""
+        """Return True if every interval is entirely on one side of the limit."""
         return all(ratio.low >= self.least or ratio.high < self.least for ratio in self.ratios)
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,9 +90,9 @@ class RatioGate:
 
 
 def compare(a: LoadDocument, b: LoadDocument, *, absolutely: bool = False) -> list[LoadComparison]:
-    """Compare the loads that both documents have; raise TrtspecError if their workloads or methods differ.
+    """Compare two load tests at all common loads; raises TrtspecError if their workloads or methods differ.
 
-    `absolutely` compares the served arms even if there are baselines.
+    With `absolutely`, the served arms are compared even if both documents have a baseline.
     """
     pairs = [(ours, theirs) for ours in a.points for theirs in b.points if ours.load == theirs.load]
     if reasons := list(_differences(a, b, pairs)):
@@ -104,7 +104,7 @@ def compare(a: LoadDocument, b: LoadDocument, *, absolutely: bool = False) -> li
 
 
 def confidence_for(loads: int) -> float:
-    """Return the confidence level of each interval when `loads` of them are evaluated together."""
+    """Return the confidence level of each interval such that `loads` intervals together have CONFIDENCE."""
     return 1 - (1 - CONFIDENCE) / loads
 
 
@@ -140,7 +140,7 @@ def _compared(a: LoadPoint, b: LoadPoint, confidence: float, machines: float, ab
 
 
 def _between(a: LoadPoint, b: LoadPoint, arm: str, confidence: float) -> RatioInterval | None:
-    """Return the speed of an arm in B relative to A."""
+    """Return the speed of an arm in document B relative to A, or None without common rounds."""
     if arm not in a.arms or arm not in b.arms:
         return None
     before, after = _shared(*(_by_round(point, arm) for point in (a, b)))
@@ -151,7 +151,7 @@ def _between(a: LoadPoint, b: LoadPoint, arm: str, confidence: float) -> RatioIn
 
 
 def _speedups(point: LoadPoint) -> list[float | None]:
-    """Return each round's speed-up, None if unknown."""
+    """Return the speed-up of each round, or None for a round in which it is unknown."""
     if SERVED not in point.arms or BASELINE not in point.arms:
         return []
     pairs = zip(_by_round(point, SERVED), _by_round(point, BASELINE), strict=False)
@@ -160,11 +160,11 @@ def _speedups(point: LoadPoint) -> list[float | None]:
 
 
 def _by_round(point: LoadPoint, arm: str) -> list[float | None]:
-    """Return the metric by which a load is judged for each round, None for a round without responses."""
+    """Return the metric that compares the arms for each round, or None for a round without responses."""
     return [getattr(each, point.judged_by) for each in point.arms[arm].rounds]
 
 
 def _shared(before: Sequence[float | None], after: Sequence[float | None]) -> tuple[list[float], list[float]]:
-    """Return the values of the rounds that both have, by number."""
+    """Return the values of the rounds that are known in both documents, by round number."""
     pairs = [(ours, theirs) for ours, theirs in zip(before, after, strict=False) if ours and theirs]
     return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]

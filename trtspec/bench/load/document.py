@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the JSON document of a load benchmark; docs/interface.md describes its fields.
+"""JSON document of a load test; docs/interface.md describes its fields.
 
-Summarizes the rounds of each arm (rates, percentiles, goodput and acceptance), computes the speed-up for each category
-of prompts, because it differs between e.g. code and chat, and warns about doubtful validity.
+Summarizes the rounds of each arm (rates, percentiles, goodput, acceptance), computes the speed-up for each category of
+prompts, such as code and chat, and warns about doubtful results.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from trtspec.core.installation import __version__
 
 PERCENTILES = (50, 90, 95, 99)
 MOST_ERRORS = 5  # distinct errors to list
-BUSY = 0.8  # share of a processor; above it, the client may be the bottleneck
-LATE_MS = 10.0
-GROWING = 1.5  # later half of a round's latencies / earlier half
+BUSY = 0.8  # share of one processor above which the client may be the bottleneck
+LATE_MS = 10.0  # 99th percentile of send delays above which a warning is given
+GROWING = 1.5  # ratio of the later to the earlier half of a round's latencies that indicates a queue
 OUTLIER = 3.5  # modified z-score limit (Iglewicz and Hoaglin, 1993)
 COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_ms": "mean_tpot_ms",
             "e2e_ms": "mean_e2e_ms"}  # fmt: skip
 
 
 def summarize_arm(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> dict[str, Any]:
-    """Return an arm's JSON fields; percentiles cover all requests with a complete response."""
+    """Return the JSON fields of one arm; percentiles cover all requests with a complete response."""
     samples = [sample for each in rounds for sample in each.answered]
     seconds, prompt_tokens = sum(each.seconds for each in rounds), [sample.prompt_tokens for sample in samples]
     failed = [sample.error for each in rounds for sample in each.samples if not sample.ok]
@@ -73,9 +73,9 @@ def summarize_arm(rounds: Sequence[Round], counters: Counters, slo: Slo | None) 
 
 
 def summarize_values(values: Iterable[float | None]) -> dict[str, float] | None:
-    """Return mean, percentiles (linear interpolation, as in numpy), minimum and maximum of the known values.
+    """Return the mean, percentiles, minimum and maximum of the known values, or None if no value is known.
 
-    None if no value is known.
+    Percentiles are interpolated linearly, as in numpy.
     """
     import numpy as np
 
@@ -89,7 +89,7 @@ def summarize_values(values: Iterable[float | None]) -> dict[str, float] | None:
 
 
 def _drafts(samples: Sequence[RequestSample], counters: Counters) -> dict[str, Any]:
-    """Return rates from per-response counts, else from counters; `drafts_told_by` is the source."""
+    """Return acceptance metrics from per-response counts, or from counters; `drafts_told_by` is the source."""
     counted = [sample for sample in samples if sample.drafted is not None and sample.accepted is not None]
     histogram = [sum(steps) for steps in zip_longest(*(sample.histogram for sample in counted), fillvalue=0)]
     source = "answers" if counted else "counters" if counters.drafted else ""
@@ -98,7 +98,7 @@ def _drafts(samples: Sequence[RequestSample], counters: Counters) -> dict[str, A
 
 
 def _counts(samples: Sequence[RequestSample]) -> Counters:
-    """Return the sums over all drafted tokens, so long responses have more weight."""
+    """Return the total draft counts of all requests, so that long responses have more weight."""
     columns = zip(*((each.steps or 0, each.drafted or 0, each.accepted or 0) for each in samples), strict=True)
     return Counters(*map(sum, columns))
 
@@ -111,7 +111,7 @@ def _rates(steps: float, drafted: float, accepted: float) -> dict[str, Any]:
 
 
 def _by_kind(samples: Sequence[RequestSample]) -> dict[str, dict[str, Any]]:
-    """Return metrics per category of prompts; empty for a single category."""
+    """Return metrics by category of prompts; empty for a single category."""
     kinds = defaultdict(list)
     for sample in samples:
         kinds[sample.kind].append(sample)
@@ -128,10 +128,10 @@ def _by_kind(samples: Sequence[RequestSample]) -> dict[str, dict[str, Any]]:
 
 
 def category_speedups(pairs: Sequence[tuple[Round, Round]]) -> dict[str, dict[str, Any]]:
-    """Return each category's ratio with its interval, "-" for prompts without one; empty for a single category.
+    """Return the speed-up with its interval by category of prompts; empty for a single category.
 
-    `pairs` are rounds of the served and the baseline arm. A round's ratio is the geometric mean of baseline TPOT /
-    served TPOT over the requests that both arms completed.
+    `pairs` are rounds of the served and the baseline arm. The ratio of a round is the geometric mean of baseline TPOT /
+    served TPOT over the requests that both arms completed. Prompts without a category are listed as "-".
     """
     kinds = sorted({sample.kind for served, _ in pairs for sample in served.samples})
     if len(kinds) < 2:
@@ -150,7 +150,7 @@ def _tpot_ratio(kind: str, served: Round, alone: Round) -> float | None:
 
 
 def collect_warnings(points: Sequence[Mapping[str, Any]], noise: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a document's points, one sentence each."""
+    """Return warnings about the points of a document, one sentence each."""
     found = [warning for point in points for warning in _point_warnings(point)]
     if noise["spread"] > NOISY:
         found.append(
@@ -237,7 +237,7 @@ def _point(point: Point, slo: Slo | None) -> dict[str, Any]:
 
 
 def find_outliers(ratios: Sequence[float]) -> list[int]:
-    """Return the rounds whose ratio is far from the others'; they are reported but not excluded."""
+    """Return the numbers of rounds whose ratio is far from the others; they are reported but not excluded."""
     logs = [math.log(each) for each in ratios]
     if len(logs) < 5:
         return []
@@ -248,7 +248,7 @@ def find_outliers(ratios: Sequence[float]) -> list[int]:
 
 
 def _identical(point: Point) -> dict[str, int] | None:
-    """Return how many requests have identical texts in both arms, or None if unknown."""
+    """Return the numbers of identical and of compared texts, or None if no text can be compared."""
     digests = [
         (ours.text_sha256, theirs.text_sha256)
         for served, alone in point.pairs
@@ -259,7 +259,7 @@ def _identical(point: Point) -> dict[str, int] | None:
 
 
 def find_crossover(points: Sequence[Point]) -> dict[str, Any] | None:
-    """Return the first closed load at which speculation is slower, and whether its interval shows that."""
+    """Return the first closed-loop load at which speculation is slower, and `is_shown` if its interval confirms it."""
     for point in points:
         speedup = point.speedup
         if point.load.judged_by == THROUGHPUT and speedup and speedup.value < 1:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute ratios with confidence intervals; the unit is the round, because requests of a round share noise.
+"""Ratios with confidence intervals over rounds; the round is the unit, because its requests share noise.
 
-A ratio is the geometric mean over rounds. Its interval is Student's on the logarithms: within a document on the rounds'
-ratios, whose two arms ran back to back; between documents Welch's on the two sets of rounds (B. L. Welch, Biometrika
-34, 1947). Few rounds give a wide interval, not a wrong one.
+A ratio is the geometric mean over rounds, and its interval is computed on the logarithms. Within a document it is
+Student's interval for the rounds' ratios, whose two arms ran back to back. Between documents it is Welch's interval for
+the two sets of rounds (B. L. Welch, Biometrika 34, 1947). With few rounds, the intervals are wide.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from functools import lru_cache
 from typing import Any
 
 CONFIDENCE = 0.95
-POINTS = 20_001  # of the numerical integration; quantiles are accurate to five digits
+POINTS = 20_001  # points of the numerical integration, which make quantiles accurate to five digits
 
 
 @dataclass(frozen=True)
 class RatioInterval:
-    """A ratio with its interval, which is 0 to infinity if there are too few rounds."""
+    """A ratio with its confidence interval, which is 0 to infinity if there are too few rounds."""
 
     value: float
     low: float
@@ -36,7 +36,7 @@ class RatioInterval:
 
     @property
     def shows(self) -> int:
-        """Return 1 if the interval is above 1, -1 if it is below 1, else 0."""
+        """Return 1 if the whole interval is above 1, -1 if it is below 1, else 0."""
         return (self.low > 1) - (self.high < 1)
 
     def inverse(self) -> RatioInterval:
@@ -44,7 +44,7 @@ class RatioInterval:
         return RatioInterval(1 / self.value, 1 / self.high, high, self.rounds, self.confidence)
 
     def widened(self, factor: float) -> RatioInterval:
-        """Return a copy whose interval allows for a further factor in either direction."""
+        """Return a copy whose interval allows for an additional factor in either direction."""
         factor = max(factor, 1 / factor)
         return RatioInterval(self.value, self.low / factor, self.high * factor, self.rounds, self.confidence)
 
@@ -55,7 +55,7 @@ class RatioInterval:
 
 
 def ratio_of_rounds(ratios: Sequence[float], confidence: float = CONFIDENCE) -> RatioInterval:
-    """Return the mean ratio of rounds; raise ValueError for an empty sequence or a ratio that is not positive."""
+    """Return the mean ratio over rounds; raises ValueError without rounds or for a ratio that is not positive."""
     logs = [math.log(each) for each in ratios]
     if not logs:
         raise ValueError("at least one round is required")
@@ -64,7 +64,7 @@ def ratio_of_rounds(ratios: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def ratio_between(before: Sequence[float], after: Sequence[float], confidence: float = CONFIDENCE) -> RatioInterval:
-    """Return the ratio of the values `after` to `before`; both are positive with one value per round."""
+    """Return the ratio of `after` to `before`, which contain one positive value per round."""
     logs = [[math.log(each) for each in side] for side in (before, after)]
     shift = statistics.mean(logs[1]) - statistics.mean(logs[0])
     rounds = min(map(len, logs))
@@ -86,7 +86,7 @@ def _ratio(log: float, error: float, freedom: float, rounds: int, confidence: fl
 
 @lru_cache(64)
 def t_quantile(share: float, freedom: float) -> float:
-    """Return the quantile of Student's t distribution at probability `share`.
+    """Return the quantile of Student's t distribution at probability `share`, with `freedom` degrees of freedom.
 
     With t = sqrt(freedom) tan(x), the density of x is proportional to cos(x)^(freedom - 1), which is integrated
     numerically.

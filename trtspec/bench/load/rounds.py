@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workload of a load benchmark, and one round of one arm with its metrics.
+"""Workload of a load test, and one round of one arm with its metrics.
 
-The prompts are in seeded order, the same for both arms, with a digest. Random prompts of a given length load a server
-like real text of that length, but they cannot measure acceptance: the text is unnatural, and models tend to repeat
-themselves on it.
+The prompts are in seeded order, the same for both arms, and identified by a digest. Random prompts of a given length
+load a server like real text of that length. They cannot measure acceptance, because the text is unnatural and models
+tend to repeat themselves on it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from trtspec.bench.load.sample import RequestSample, Slo
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.prompts.prompt import Prompt
 
-TRIES = 16  # to generate a random prompt of the requested length
-MAX_FAILED = 0.01  # share of requests; above it, the completed ones no longer represent the workload
+TRIES = 16  # attempts to generate a random prompt of the requested length
+MAX_FAILED = 0.01  # fraction of requests above which the completed ones do not represent the workload
 
 
 def random_prompts(tokenizer: Path, tokens: int, count: int, seed: int) -> list[Prompt]:
-    """Return prompts of `tokens` tokens, special ones included; equal seeds give equal prompts.
+    """Return random prompts of `tokens` tokens, including special tokens; equal seeds give equal prompts.
 
-    If the tokenizer merges drawn tokens, the text is extended or cut; the closest of several attempts is used.
+    If the tokenizer merges the drawn tokens, the text is extended or cut. The closest of several attempts is used.
     """
     opened, draws = Tokenizer(tokenizer), random.Random(seed)
     words = sorted(set(range(opened.vocab_size)) - opened.fragments - opened.silent)
@@ -55,7 +55,7 @@ def _text(tokenizer: Tokenizer, words: list[int], tokens: int, draws: random.Ran
 
 @dataclass(frozen=True)
 class LoadWorkload:
-    """Prompts, generation parameters, the prompts' source, and the seed of their order and arrivals."""
+    """Prompts with their source, the generation parameters, and the seed of the prompts' order and of the arrivals."""
 
     prompts: Sequence[Prompt]
     wanted: LoadSampling
@@ -64,23 +64,23 @@ class LoadWorkload:
 
     @cached_property
     def order(self) -> list[Prompt]:
-        """Return the prompts shuffled, because files group them by category and a round should mix categories."""
+        """Return the prompts in random order, because files group them by category and rounds should mix categories."""
         shuffled = list(self.prompts)
         random.Random(self.seed).shuffle(shuffled)
         return shuffled
 
     def round_prompts(self, number: int, requests: int) -> list[Prompt]:
-        """Return the prompts of a round, cycling through all prompts; a negative number is for warm-up."""
+        """Return the prompts of round `number`, cycling through all prompts; negative numbers are warm-up rounds."""
         first = number * requests
         return [self.order[(first + place) % len(self.order)] for place in range(requests)]
 
     def arrivals_seed(self, number: int) -> int:
-        """Return the seed of a round's arrivals: the same for both arms, different in each round."""
+        """Return the seed of a round's arrivals, which is the same for both arms and differs between rounds."""
         return (self.seed << 20) + number
 
     @property
     def sha256(self) -> str:
-        """Return a digest of the prompts and parameters; runs with equal digests had the same workload."""
+        """Return the digest of the prompts and parameters; equal digests mean equal workloads."""
         texts = [(prompt.text, [dict(message) for message in prompt.messages]) for prompt in self.prompts]
         said = json.dumps([texts, asdict(self.wanted), self.seed], ensure_ascii=False, sort_keys=True)
         return hashlib.sha256(said.encode(errors="replace")).hexdigest()
@@ -99,11 +99,11 @@ class LoadWorkload:
 
 @dataclass(frozen=True)
 class Round:
-    """The requests of a round in order."""
+    """The requests of one round of one arm, in order."""
 
     samples: Sequence[RequestSample]
-    client_cpu_s: float | None = None  # the client's processor time, None if another program sent the requests
-    places: int | None = None  # the concurrency of a closed loop, None for an open loop
+    client_cpu_s: float | None = None  # the client's processor time, or None if another program sent the requests
+    places: int | None = None  # the concurrency of a closed loop, or None for an open loop
 
     @cached_property
     def answered(self) -> list[RequestSample]:
@@ -111,7 +111,7 @@ class Round:
 
     @cached_property
     def seconds(self) -> float:
-        """Return the seconds from the first request's scheduled time to the last chunk."""
+        """Return the seconds from the start of the round to the last chunk of text."""
         return max((sample.due_s + sample.chunks_s[-1] for sample in self.answered), default=0.0)
 
     @property
@@ -120,9 +120,9 @@ class Round:
 
     @cached_property
     def steady_state_s(self) -> float:
-        """Return the seconds at full concurrency: until the last request was sent in a closed loop, else all seconds.
+        """Return the seconds at full concurrency: in a closed loop until the last request was sent, else all seconds.
 
-        Also all seconds if no token arrived by then, for example because the first requests failed immediately.
+        Returns all seconds too if no token arrived until then, for example because the first requests failed.
         """
         if self.places is None or len(self.samples) <= self.places:
             return self.seconds
@@ -131,10 +131,7 @@ class Round:
 
     @cached_property
     def steady_state_tokens(self) -> float:
-        """Return the output tokens within `steady_state_s`.
-
-        After that, concurrency decreases, for longer the more the requests' durations differ.
-        """
+        """Return the output tokens that arrived within `steady_state_s`, before the concurrency decreases."""
         return self.output_tokens if self.steady_state_s == self.seconds else self._tokens_until(self.steady_state_s)
 
     def _tokens_until(self, seconds: float) -> float:
@@ -142,7 +139,7 @@ class Round:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Return the output tokens per second, in a closed loop at full concurrency."""
+        """Return the output tokens per second; in a closed loop, only while the concurrency is full."""
         return self.steady_state_tokens / self.steady_state_s
 
     @property
@@ -161,7 +158,10 @@ class Round:
 
     @property
     def e2e_growth(self) -> float:
-        """Return the mean end-to-end time of the later half divided by the earlier half's; above 1, a queue grows."""
+        """Return the mean end-to-end latency of the later half of requests, divided by the mean of the earlier half.
+
+        A value well above 1 means that a queue grows.
+        """
         times = [sample.e2e_ms for sample in self.answered]
         half = len(times) // 2
         return statistics.mean(times[half:]) / statistics.mean(times[:half]) if half else 1.0
@@ -183,7 +183,7 @@ class Round:
         }
 
 
-# A driver: (client, endpoint, load, workload, round number, number of requests) to the measured round.
+# Load generator: (client, endpoint, load, workload, round number, number of requests) -> measured round.
 AskRound = Callable[[LoadClient, Endpoint, ArrivalProcess, LoadWorkload, int, int], Awaitable[Round]]
 
 
@@ -202,7 +202,7 @@ async def ask_all(
     wanted: LoadSampling,
     seed: int = 0,
 ) -> Round:
-    """Send prompts in order at the times of a load; all bodies are built before the first request."""
+    """Send prompts at the times of an arrival process; all request bodies are built before the first request."""
     bodies = [endpoint.request(prompt, wanted) for prompt in prompts]
     samples: dict[int, RequestSample] = {}
     cpu, began = time.process_time(), clock()

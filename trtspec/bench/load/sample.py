@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measured request, with the standard metrics:
+"""Measurements of one request of a load test, with the standard latency metrics:
 
-    TTFT   from the scheduled time to the first chunk of text
-    e2e    from the scheduled time to the last chunk of text
-    TPOT   (e2e - TTFT) / (output tokens - 1): time per token after the first
-    ITL    between consecutive chunks; with speculation, a chunk contains several tokens
+    TTFT   time from the scheduled time to the first chunk of text
+    e2e    time from the scheduled time to the last chunk of text
+    TPOT   (e2e - TTFT) / (output tokens - 1), the time per token after the first
+    ITL    time between consecutive chunks; with speculation, a chunk contains several tokens
 
-These are the definitions of vLLM (vllm-project/vllm:vllm/benchmarks/serve.py@def9ce85); AIPerf calls TPOT
-`inter_token_latency` and ITL `inter_chunk_latency`. In an open loop, times start at the drawn arrival even if the
-client sends late, so queueing counts (no coordinated omission).
+The definitions are vLLM's (vllm-project/vllm:vllm/benchmarks/serve.py@def9ce85); AIPerf calls TPOT
+`inter_token_latency` and ITL `inter_chunk_latency`. In an open loop, the scheduled time is the drawn arrival time even
+if the client sends late, so queueing is included (no coordinated omission).
 
 Service level objectives limit these metrics per request and define goodput (DistServe, arXiv:2401.09670).
 """
@@ -28,10 +28,11 @@ HINT = "examples: ttft=200ms,tpot=30ms or e2e=5s"
 
 @dataclass(frozen=True)
 class RequestSample:
-    """One request: `due_s` and `sent_s` are relative to the round's start, `chunks_s` to `due_s`.
+    """Measurements of one request; `due_s` and `sent_s` are relative to the round's start, `chunks_s` to `due_s`.
 
-    `output_tokens` is the server's count if `is_counted`, else the number of chunks. `error` is why the response is
-    incomplete; the other fields are then meaningless. `is_refused` is set if the server rejected the request.
+    `output_tokens` is the server's count if `is_counted`, else the number of chunks. `error` is the reason if the
+    response is incomplete; the response's fields are then meaningless. `is_refused` is set if the server rejected the
+    request.
     """
 
     prompt: str
@@ -65,7 +66,7 @@ class RequestSample:
 
     @property
     def tpot_ms(self) -> float | None:
-        """Return the time per token after the first, or None for one token."""
+        """Return the time per token after the first, or None for fewer than two tokens."""
         return (self.e2e_ms - self.ttft_ms) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     @property
@@ -77,14 +78,14 @@ class RequestSample:
         return self.output_tokens / self.chunks_s[-1]
 
     def tokens_within(self, seconds: float) -> float:
-        """Return the tokens within `seconds` of the scheduled time, assuming a constant rate after the first chunk."""
+        """Return the tokens received by `seconds` after the scheduled time, at a constant rate between chunks."""
         first, last = (self.chunks_s[0] if len(self.chunks_s) > 1 else 0.0), self.chunks_s[-1]
         if seconds >= last:
             return self.output_tokens
         return self.output_tokens * (seconds - first) / (last - first) if seconds > first else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the request's line of `--samples-out`."""
+        """Return the JSON line of the request for `--samples-out`."""
         return {
             "prompt": self.prompt,
             "prompt_kind": self.kind,
@@ -112,14 +113,14 @@ def _ms(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Slo:
-    """Upper limits for a request's latencies; a limit may be None."""
+    """Service level objective: upper limits for the latencies of a request, where None means unlimited."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
     def holds(self, sample: RequestSample) -> bool:
-        """Return whether a request meets all limits; an incomplete one does not."""
+        """Return True if a request is complete and meets all limits."""
         if not sample.ok:
             return False
         limits = ((sample.ttft_ms, self.ttft_ms), (sample.tpot_ms, self.tpot_ms), (sample.e2e_ms, self.e2e_ms))
@@ -130,7 +131,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Parse the value of --slo; raise TrtspecError if it is invalid."""
+    """Parse the value of --slo, such as "ttft=200ms,tpot=30ms"; raises TrtspecError if it is invalid."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"(ttft|tpot|e2e)=([0-9]+(?:\.[0-9]+)?)(ms|s)", part.strip())

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a load benchmark: measure a list of loads, alternating the arms until the comparison is precise enough.
+"""Load test over a list of loads; at each load, both arms alternate until the comparison is precise enough.
 
 A round sends the same requests to each arm back to back. The order alternates, so that warm-up of the machine or of
-caches does not favour one arm. Between the rounds, fixed work is timed to measure the noise of the client's machine. If
-servers run on the same machine, the noise affects them too. Otherwise it shows whether the client had enough processor
-time. The raw samples can be written as JSON Lines, one line per request.
+caches does not favor one arm. Between rounds, a fixed amount of work is timed to measure the noise of the client's
+machine, which also affects servers on the same machine. The raw samples can be written as JSON Lines, one line per
+request.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from trtspec.core.registry import find_extension
 
 NOISE_WORK = bytes(1 << 20)
 NOISE_REPEATS = 16
-NOISY = 0.1  # spread above which a warning is printed
+NOISY = 0.1  # spread above which the document has a warning
 DRIVER = "trtspec"
 OnProgress = Callable[[str, int, int], None]
 
 
 def work_ms() -> float:
-    """Return the milliseconds that the fixed work takes: about ten milliseconds of hashing."""
+    """Return the milliseconds that a fixed amount of hashing takes: about ten."""
     started = time.perf_counter()
     digest = hashlib.sha256()
     for _ in range(NOISE_REPEATS):
@@ -58,7 +58,7 @@ def work_ms() -> float:
 
 
 def summarize_noise(samples_ms: Sequence[float]) -> dict[str, Any]:
-    """Return the median of such times, and as `spread` their interquartile range divided by the median."""
+    """Return the median of work times, and as `spread` their interquartile range divided by the median."""
     median = statistics.median(samples_ms)
     low, _, high = statistics.quantiles(samples_ms, n=4) if len(samples_ms) > 1 else (median,) * 3
     return {
@@ -69,7 +69,7 @@ def summarize_noise(samples_ms: Sequence[float]) -> dict[str, Any]:
 
 
 def samples_file(path: Path | None) -> AbstractContextManager[TextIO | None]:
-    """Open the file for raw samples, if requested; raise TrtspecError if that fails."""
+    """Open the file for raw samples, if one is requested; raises TrtspecError if it cannot be opened."""
     try:
         return path.open("w", encoding="utf-8") if path else nullcontext()
     except OSError as error:
@@ -80,25 +80,25 @@ def samples_file(path: Path | None) -> AbstractContextManager[TextIO | None]:
 def write_samples(file: TextIO, load: ArrivalProcess, number: int, arm: str, done: Round) -> None:
     for place, sample in enumerate(done.samples):
         where = {"load": load.as_dict(), "round": number, "arm": arm, "request": place}
-        file.write(json.dumps({**where, **sample.as_dict()}) + "\n")  # ASCII, because servers may send lone surrogates
+        file.write(json.dumps({**where, **sample.as_dict()}) + "\n")  # ASCII: servers may send lone surrogates
     file.flush()
 
 
 @dataclass(frozen=True)
 class StopRule:
-    """When to stop: after a minimum and maximum of rounds, or once the interval is narrow enough."""
+    """Conditions that end the measurement of a load or of the whole sweep."""
 
     least_rounds: int = 3
     most_rounds: int = 12
-    interval: float | None = 0.05  # relative half-width of the speed-up's 95 % interval; None: run `most_rounds`
-    duration_s: float | None = None  # of each load; the first round is always completed
-    requests: int | None = None  # of a round; None: the load's default
-    until_crossover: bool = False  # end the sweep once speculation is shown to be slower
+    interval: float | None = 0.05  # sufficient relative half-width of the interval, or None for `most_rounds`
+    duration_s: float | None = None  # limit for each load; the first round is always completed
+    requests: int | None = None  # requests of a round, or None for the load's default
+    until_crossover: bool = False  # end the sweep at the first load whose interval shows that speculation is slower
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The benchmark plan; without a `baseline`, the server runs the target alone if it supports that."""
+    """Plan of a load test; without a `baseline`, the served server also runs the target alone, if it can."""
 
     served: ServerAddress
     baseline: ServerAddress | None
@@ -107,13 +107,13 @@ class LoadPlan:
     effort: StopRule = field(default_factory=StopRule)
     timeout_s: float = TIMEOUT_S
     driver: str = DRIVER
-    tokenizer: Path | None = None  # used by some drivers
-    is_judged: bool = False  # a gate needs the speed-up, and therefore a baseline
+    tokenizer: Path | None = None  # directory of the tokenizer, which some drivers need
+    is_judged: bool = False  # a gate requires the speed-up, and therefore a baseline
 
 
 @dataclass
 class Point:
-    """One load: the rounds of each arm, the increase of its counters, and the noise measurements between rounds."""
+    """Measurements at one load: the rounds and draft counters of each arm, and the noise between rounds."""
 
     load: ArrivalProcess
     requests: int
@@ -123,21 +123,21 @@ class Point:
 
     @property
     def pairs(self) -> list[tuple[Round, Round]]:
-        """Return the rounds of both arms, (served, baseline); empty without a baseline."""
+        """Return the (served, baseline) pairs of rounds; empty without a baseline."""
         return list(zip(self.rounds[SERVED], self.rounds.get(BASELINE, ()), strict=False))
 
     def ratios(self, metric: str) -> list[float]:
-        """Return served / baseline values of the rounds in which both are known."""
+        """Return served / baseline of a metric for each round in which both are known."""
         answered = [pair for pair in self.pairs if all(each.answered for each in pair)]
         found = [(getattr(served, metric), getattr(alone, metric)) for served, alone in answered]
         return [ours / theirs for ours, theirs in found if ours and theirs]
 
     @property
     def unfit(self) -> str:
-        """Return why the arms cannot be compared, or "".
+        """Return the reason why the arms cannot be compared, or "".
 
-        Failed requests take little time, and chunks are not comparable because a speculating server sends several
-        tokens in one.
+        Failed requests take little time, so too many of them make an arm look fast. Numbers of chunks are not
+        comparable, because a chunk of a speculating server contains several tokens.
         """
         for name, rounds in self.rounds.items() if BASELINE in self.rounds else ():
             samples = [sample for each in rounds for sample in each.samples]
@@ -149,7 +149,7 @@ class Point:
         return ""
 
     def speedups(self) -> list[float]:
-        """Return each round's speed-up by the metric of its load."""
+        """Return the speed-up of each round, by the metric that compares the arms at this load."""
         if self.unfit:
             return []
         ratios = self.ratios(self.load.judged_by)
@@ -157,14 +157,14 @@ class Point:
 
     @property
     def speedup(self) -> RatioInterval | None:
-        """Return the speed-up from speculation, or None without a baseline."""
+        """Return the speed-up from speculation with its interval, or None if it is unknown."""
         ratios = self.speedups()
         return ratio_of_rounds(ratios) if ratios else None
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The endpoints by arm and the results of each load; `ended_by` is the error that ended the sweep early."""
+    """Endpoints by arm and measurements by load; `ended_by` is the error that ended the sweep early, or ""."""
 
     arms: Mapping[str, Endpoint]
     points: Sequence[Point]
@@ -174,13 +174,13 @@ class SweepResult:
 def measure(
     plan: LoadPlan, samples: TextIO | None = None, on_progress: OnProgress = lambda what, done, total: None
 ) -> SweepResult:
-    """Run the plan and return the results of each load; raise DeployError if a server does not respond."""
+    """Run a load test; raises DeployError if a server does not respond."""
     return runner()(_measure(plan, samples, on_progress))
 
 
 async def _measure(plan: LoadPlan, samples: TextIO | None, on_progress: OnProgress) -> SweepResult:
     driver = find_extension("trtspec.bench.load.drivers", "DRIVER", plan.driver, "driver")
-    ask_round = driver(plan.tokenizer, plan.timeout_s)  # before any request: the driver may not be installed
+    ask_round = driver(plan.tokenizer, plan.timeout_s)  # before any request, because the driver may not be installed
     async with load_client(plan.timeout_s) as client:
         arms = await find_arms(client, plan.served, plan.baseline)
         if plan.is_judged and BASELINE not in arms:
@@ -190,7 +190,7 @@ async def _measure(plan: LoadPlan, samples: TextIO | None, on_progress: OnProgre
 
 @dataclass(frozen=True)
 class _Sweep:
-    """A running sweep: the plan, the endpoints by arm, and the function that measures a round."""
+    """A running load test: its plan, the endpoints by arm, and the driver's function that measures a round."""
 
     plan: LoadPlan
     client: LoadClient
@@ -200,9 +200,9 @@ class _Sweep:
     on_progress: OnProgress
 
     async def run(self) -> SweepResult:
-        """Measure the loads in order; raise DeployError if the first load fails completely.
+        """Measure the loads in order; raises DeployError if the first load fails completely.
 
-        If a later load fails, the sweep ends with the completed loads.
+        If a later load fails, the sweep ends with the results so far.
         """
         points: list[Point] = []
         for load in self.plan.loads:
@@ -241,7 +241,7 @@ class _Sweep:
         self.on_progress(str(point.load), number + 1, self.plan.effort.most_rounds)
 
     async def _ask(self, point: Point, arm: str, number: int) -> Round:
-        """Return a round of an arm; raise DeployError if no request was answered."""
+        """Return one round of an arm; raises DeployError if every request failed."""
         endpoint = self.arms[arm]
         done = await self.ask_round(self.client, endpoint, point.load, self.plan.workload, number, point.requests)
         if not done.answered:

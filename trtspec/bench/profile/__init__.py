@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed profiles of draft methods and lengths, in process and on a running server."""
+"""Speed profiles of draft methods and draft lengths, in this process or on a running server."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance at every draft length, from how many drafted tokens match the text at each position.
+"""Acceptance at every draft length, computed from the number of drafted tokens that match the text at each position.
 
-A text of n tokens takes its first from the prefill. At position i (after i + 1 tokens) a step drafts at most draft_len
-tokens and at most n - i - 2, since the last token of a text is never drafted. It accepts the matching ones and adds one
-token. Walking a text this way gives the counts for any draft length without drafting again.
+The first token of a text of n tokens comes from the prefill. At position i (after i + 1 tokens), a step drafts at most
+draft_len tokens and at most n - i - 2, because the last token of a text is never drafted. The step accepts the matching
+tokens and adds one token. Simulating a text in this way gives the counts for any draft length without drafting again.
 
 Means are computed in two ways: token-weighted (over all steps, which determines server throughput) and request-weighted
 (over texts, which users observe). Intervals are bootstraps over texts, so they hold for these prompts only.
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     Array: TypeAlias = npt.NDArray[Any]
 
 RESAMPLES = 1000
-SUREST, LONGEST = 0.98, 256  # largest continuation probability; tokens considered after a fully accepted draft
+SUREST, LONGEST = 0.98, 256  # maximum continuation probability; maximum run after a full draft
 
 
 @dataclass(frozen=True)
 class StepCounts:
-    """The counts of one text's steps, drafted tokens and accepted tokens.
+    """Numbers of steps, drafted tokens and accepted tokens of one text.
 
-    `reached[j]` and `drafted_at[j]` count the steps that accepted, and that drafted, a token at position j of the
-    draft. Both are empty if unknown.
+    `reached[j]` is the number of steps that accepted a token at draft position j, and `drafted_at[j]` the number of
+    steps that drafted one. Both are empty if unknown.
     """
 
     steps: int
@@ -46,12 +46,12 @@ class StepCounts:
 
     @property
     def mean_accepted_len(self) -> float:
-        """Return the tokens per step."""
+        """Return the mean number of tokens per step, including the target's own token."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
 
     @property
     def in_a_row(self) -> int:
-        """Return the most tokens that could have been accepted: for a tree, one branch, if positions are known."""
+        """Return the maximum number of tokens that could have been accepted; in a tree, only one branch can be."""
         return sum(self.drafted_at) or self.drafted
 
     def cut(self, draft_len: int) -> StepCounts:
@@ -60,11 +60,11 @@ class StepCounts:
         return StepCounts(self.steps, sum(drafted_at), sum(reached), reached, drafted_at)
 
     def redrafted(self, draft_len: int, goes_on: float) -> StepCounts:
-        """Estimate the counts with shorter drafts of a chain that depends only on the text.
+        """Estimate the counts with shorter chain drafts, for a drafter that depends only on the text.
 
-        Tokens that a step accepted beyond the first `draft_len` and the target's own token are drafted and accepted
-        again by later steps: a correct run of tokens plus the one after it takes one step per `draft_len` + 1 tokens.
-        Each token after a fully accepted draft is correct with probability `goes_on`.
+        If a step accepted more than `draft_len` tokens, later steps draft and accept the rest again. A run of correct
+        tokens and the token after it therefore takes one step per `draft_len` + 1 tokens. Each token after a fully
+        accepted draft is correct with probability `goes_on`.
         """
         drafting, reached, tokens = 0.0, [0.0] * draft_len, 0.0
         for length, many in self._in_a_row(goes_on):
@@ -75,14 +75,14 @@ class StepCounts:
         scale = (self.accepted + self.drafted_at[0]) / max(1.0, tokens)
         right = (*(round(scale * each) for each in reached),)
         steps = round(scale * drafting)
-        growth = steps / max(1, self.drafted_at[0])  # also applies to steps near a text's end, which draft less
+        growth = steps / max(1, self.drafted_at[0])  # also for steps at a text's end, which draft less
         drafted_at = (*map(max, right, (round(growth * each) for each in self.drafted_at)),)
         return StepCounts(self.steps - self.drafted_at[0] + steps, sum(drafted_at), sum(right), right, drafted_at)
 
     def _in_a_row(self, goes_on: float) -> Iterator[tuple[int, float]]:
-        """Yield (length of a correct run plus the token after it, expected number of such runs in this text).
+        """Yield (length of a run of correct tokens plus the token after it, expected number of such runs in the text).
 
-        Fully accepted drafts are followed by further steps, whose tokens are not counted again.
+        The steps that follow a fully accepted draft continue its run, so their tokens are not counted again.
         """
         most = len(self.reached)
         *ended, whole = (more - further for more, further in pairwise((self.drafted_at[0], *self.reached, 0)))
@@ -96,7 +96,7 @@ class StepCounts:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its 95 % interval."""
+    """A mean and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -111,36 +111,36 @@ class Estimate:
 
 @dataclass(frozen=True)
 class AcceptanceStats:
-    """Counts of texts at one draft length; `kinds` are the categories of their prompts."""
+    """Step counts of several texts at one draft length; `kinds` are the categories of their prompts."""
 
     texts: tuple[StepCounts, ...]
     kinds: tuple[str, ...]
 
     @cached_property
     def rate(self) -> float:
-        """Return accepted / drafted tokens, 0 if nothing was drafted."""
+        """Return accepted tokens / drafted tokens, or 0 if nothing was drafted."""
         drafted = sum(text.drafted for text in self.texts)
         return sum(text.accepted for text in self.texts) / drafted if drafted else 0.0
 
     @cached_property
     def depth_rate(self) -> float:
-        """Return accepted tokens / drafted depth, because only one branch of a tree can be accepted."""
+        """Return accepted tokens / drafted depth; unlike `rate`, it counts one branch of a tree."""
         drafted = sum(text.in_a_row for text in self.texts)
         return sum(text.accepted for text in self.texts) / drafted if drafted else 0.0
 
     @cached_property
     def token_weighted(self) -> Estimate:
-        """Return the mean accepted length over all steps, including the verified token."""
+        """Return the mean accepted length over all steps, including the target's own token."""
         return _estimate(self.texts, lambda steps, accepted: 1.0 + accepted.sum(-1) / steps.sum(-1))
 
     @cached_property
     def request_weighted(self) -> Estimate:
-        """Return the mean over texts of their mean accepted lengths."""
+        """Return the mean over texts of the mean accepted length of each text."""
         return _estimate(self.texts, lambda steps, accepted: (1.0 + accepted / steps).mean(-1))
 
     @cached_property
     def by_position(self) -> list[float]:
-        """Return the share of accepted tokens at each draft position."""
+        """Return the fraction of drafted tokens that were accepted, for each draft position."""
         drafted = map(sum, zip_longest(*(text.drafted_at for text in self.texts), fillvalue=0))
         reached = map(sum, zip_longest(*(text.reached for text in self.texts), fillvalue=0))
         return [accepted / many if many else 0.0 for accepted, many in zip(reached, drafted, strict=True)]
@@ -150,11 +150,11 @@ class AcceptanceStats:
         return AcceptanceStats(own, (kind,) * len(own))
 
     def cut(self, draft_len: int) -> AcceptanceStats:
-        """Return the acceptance of truncated drafts, assuming that it does not depend on where steps begin."""
+        """Return the acceptance of truncated drafts, assuming that acceptance does not depend on where steps begin."""
         return AcceptanceStats(tuple(text.cut(draft_len) for text in self.texts), self.kinds)
 
     def redrafted(self, draft_len: int) -> AcceptanceStats:
-        """Estimate the acceptance of shorter drafts if the draft depends only on the preceding text."""
+        """Estimate the acceptance of shorter drafts, for a drafter that depends only on the preceding text."""
         columns = zip(*((text.drafted_at[0], *text.reached) for text in self.texts), strict=True)
         *_, before, last = map(sum, columns)
         goes_on = min(SUREST, last / before) if before else 0.0
@@ -172,7 +172,7 @@ class AcceptanceStats:
 
 
 def count_steps(places: Sequence[ReplayedDraft], draft_len: int) -> StepCounts:
-    """Return the counts of one text with drafts of depth `draft_len` or less.
+    """Return the step counts of one text for drafts of at most `draft_len` levels.
 
     `places` are the drafts after each token of the text except the last. All tokens of a tree count as drafted.
     """
@@ -205,9 +205,10 @@ def acceptance_change(before: Sequence[StepCounts], after: Sequence[StepCounts])
 
 
 def _estimate(texts: Sequence[StepCounts], mean: Callable[[Array, Array], Any]) -> Estimate:
-    """Return a mean over steps and accepted tokens [..., texts] with its interval; deterministic.
+    """Return a mean over texts with its bootstrap interval; the result is deterministic.
 
-    For a single text, the interval ranges from no accepted token to all drafted tokens.
+    `mean` maps numbers of steps and of accepted tokens, both [..., texts], to means. For a single text, the interval
+    ranges from no accepted token to all drafted tokens.
     """
     import numpy as np
 

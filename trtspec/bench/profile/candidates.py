@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of `profile` and `tune`: the command's options, the prompts and texts to measure on, and the candidates.
+"""Inputs of `profile` and `tune`: command options, prompts and texts to measure on, and candidates.
 
-Candidates are the recipe's speculation, methods without a draft, and the given drafts. A candidate's artifact is the
-recipe with the candidate's speculation, for the engine in this process.
+Candidates are the recipe's speculation, methods without a draft, and the given drafts. The artifact of a candidate is
+built from the recipe with the candidate's `speculation` section, for the engine in this process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class SampleText(NamedTuple):
-    """A prompt, the target's greedy response of at least two tokens, and the prompt's category."""
+    """The tokens of a prompt and of the target's greedy response, and the prompt's category."""
 
     prompt: tuple[int, ...]
     response: tuple[int, ...]
@@ -53,10 +53,10 @@ class SampleText(NamedTuple):
 
 @dataclass(frozen=True)
 class ProfileCandidate:
-    """A candidate: a method with options, the recipe's draft section (None without a draft), and the built artifact.
+    """A method with its options, the recipe's draft section (None without a draft), and the artifact in `root`.
 
-    `takes_draft_len` is whether the recipe sets the draft length, instead of the method's options. Options and
-    `draft_len` replace those the artifact was built with; a `draft_len` of 0 keeps the artifact's.
+    `takes_draft_len` is True if the recipe sets the draft length, instead of the method's options. `options` and
+    `draft_len` replace the settings that the artifact was built with; a `draft_len` of 0 keeps the artifact's.
     """
 
     method: str
@@ -76,13 +76,13 @@ class ProfileCandidate:
 
     @property
     def settings(self) -> str:
-        """Return a label of draft length and options that is unique among candidates of one artifact."""
+        """Return a label of the draft length and the options that is unique among candidates of one artifact."""
         length = {"draft_len": self.draft_len} if self.draft_len else {}
         return ", ".join(f"{key} {_short(value)}" for key, value in (length | self.options).items()) or "defaults"
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Return the artifact's manifest with the candidate's options."""
+        """Return the artifact's manifest with the candidate's options and draft length."""
         found = load_manifest(self.root)
         changes: dict[str, Any] = {"options": self.options} | ({"draft_len": self.draft_len} if self.draft_len else {})
         speculation = found.recipe.speculation.model_copy(update=changes)
@@ -97,7 +97,7 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """Limits of the search; see the command's options."""
+    """Limits of `profile` and `tune`: numbers of prompts and tokens, maximum draft length, concurrency and seed."""
 
     samples: int
     max_tokens: int
@@ -108,7 +108,7 @@ class SearchLimits:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """The command's options."""
+    """Options of the commands `profile` and `tune`."""
 
     recipe: Path
     overrides: list[str]
@@ -120,40 +120,40 @@ class ProfileRequest:
 
 @dataclass(frozen=True)
 class ServerSet:
-    """The server to profile, and others of the same target."""
+    """The server to profile, and other servers of the same target."""
 
     served: ServerAddress
-    baseline: ServerAddress | None  # without speculation; None to switch drafting off
-    root: Path | None  # the artifact, None if only an address is known
-    others: Sequence[ServerAddress] = ()  # with other draft lengths
+    baseline: ServerAddress | None  # without speculation, or None to disable drafting per request
+    root: Path | None  # the artifact, or None if only an address is known
+    others: Sequence[ServerAddress] = ()  # servers with other draft lengths
 
 
 class BuildProgress(Observer, Protocol):
-    """Progress of a build, including its sources' downloads and digests."""
+    """Progress display of a build, including downloads and hashing of its sources."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Report downloaded bytes of a source."""
+        """Show the number of downloaded bytes of source `what`."""
 
     def reading(self, done: int, total: int) -> None:
-        """Report hashed bytes of the sources."""
+        """Show the number of hashed bytes of all sources."""
 
 
 @dataclass(frozen=True)
 class ProgressUI:
-    """Progress displays for builds and counted work."""
+    """Factories of progress displays for builds and for counted work."""
 
     building: Callable[[], AbstractContextManager[BuildProgress]]
     counting: Callable[[], AbstractContextManager[OnProgress]]
 
 
 def sample_prompts(asked: ProfileRequest, root: Path | None) -> list[Prompt]:
-    """Return a random sample of the given prompts, by default the artifact's."""
+    """Return a random sample of the given prompts, or of the artifact's prompts."""
     prompts = artifact_prompts(root, asked.prompts)
     return Random(asked.limits.seed).sample(prompts, min(asked.limits.samples, len(prompts)))
 
 
 def filter_fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
-    """Return the prompts that fit the engine's limits with `max_tokens` new tokens; raise an error if none fit."""
+    """Return the prompts that fit the engine's limits with `max_tokens` new tokens; TrtspecError if none fits."""
     fit, engine, why = [], artifact.engine, None
     for prompt in prompts:
         try:
@@ -167,6 +167,7 @@ def filter_fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens
 
 
 def choose_batches(recipe: Recipe, limits: SearchLimits) -> list[int]:
+    """Return the concurrencies to measure, in ascending order, up to the recipe's batch size or the requested one."""
     most = max(limits.concurrency, recipe.engine.max_batch_size)
     return sorted({*(batch for batch in BATCHES if batch <= most), limits.concurrency})
 
@@ -178,9 +179,9 @@ def require_outputs(texts: Sequence[SampleText]) -> None:
 
 @dataclass(frozen=True)
 class CandidateSpec:
-    """A candidate to build: a method, the recipe's draft section, and options.
+    """A candidate to build: its method, the recipe's draft section, and the method's options.
 
-    `draft_len` is the recipe's draft length, None for the method's default.
+    `draft_len` is the recipe's draft length, or None for the method's default.
     """
 
     method: str
@@ -193,10 +194,10 @@ class CandidateSpec:
         return f"{self.method} ({self.source['model']})" if self.source else self.method
 
     def section(self, max_draft_len: int) -> dict[str, Any]:
-        """Return the recipe's `speculation` section to measure with.
+        """Return the recipe's `speculation` section for the measurement.
 
-        A chain has the maximum length, because its measurement covers all shorter ones. A tree keeps its depth up to
-        that maximum, because a tree of another depth is a different tree.
+        A chain gets the maximum draft length, because its measurement covers all shorter lengths. A tree keeps its own
+        depth up to that maximum, because a tree of another depth has other nodes.
         """
         section: dict[str, Any] = {"method": self.method, "options": self.options}
         method = find_method(self.method)
@@ -209,7 +210,7 @@ class CandidateSpec:
 
 
 def recipe_candidate(loaded: LoadedRecipe) -> CandidateSpec | None:
-    """Return the recipe's own candidate, or None if its method is "none"."""
+    """Return the candidate for the recipe's own speculation, or None if its method is "none"."""
     own = loaded.recipe.speculation
     if own.method == "none":
         return None
@@ -219,9 +220,9 @@ def recipe_candidate(loaded: LoadedRecipe) -> CandidateSpec | None:
 def find_candidates(
     loaded: LoadedRecipe, asked: ProfileRequest, engine: Backend
 ) -> tuple[list[CandidateSpec], dict[str, str]]:
-    """Return the candidates, and the reasons why others are skipped, by name.
+    """Return the candidates to measure, and the reasons for skipping others by name.
 
-    Candidates are the recipe's speculation, the selected methods (by default those without a draft), and the given
+    Candidates are the recipe's speculation, the selected methods (by default all without a draft), and the given
     drafts. Raises TrtspecError for an unknown method.
     """
     own, left_out = recipe_candidate(loaded), dict[str, str]()
@@ -245,12 +246,12 @@ def find_candidates(
 
 
 def skip_reason(error: TrtspecError) -> str:
-    """Return the reason why a candidate is skipped, in one sentence."""
+    """Return the message of an error as the reason for skipping a candidate."""
     return error.diagnostics[0].message if isinstance(error, RecipeError) else error.message
 
 
 def _draftless_methods(engine: Backend) -> list[str]:
-    """Return the engine's methods that need neither a draft nor an option."""
+    """Return the names of the engine's methods that require neither a draft nor options."""
     found = []
     for name in engine.methods():
         method = methods()[name]
@@ -265,7 +266,7 @@ def _draftless_methods(engine: Backend) -> list[str]:
 
 
 def _draft_candidate(loaded: LoadedRecipe, written: str) -> CandidateSpec:
-    """Return the candidate for a draft with its recommended method."""
+    """Return the candidate for a draft, with the method that suits the draft best."""
     draft, target = open_checkpoint(written), find_source(loaded.recipe.target)
     way = propose_methods(None, in_process_backend()[0], target, draft.source, None)[0]
     return CandidateSpec(way.method, _section(draft.asked), way.suggestion.options, way.suggestion.draft_len or None)
@@ -277,14 +278,14 @@ def _section(draft: ModelSource) -> dict[str, Any]:
 
 @contextmanager
 def temporary_workspace(command: str) -> Iterator[Path]:
-    """Create a temporary directory for artifacts next to the store, to which they hard-link."""
+    """Create a temporary directory for artifacts on the store's file system, so that files can be hard-linked."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f"{command}-", dir=cache_dir()) as folder:
         yield Path(folder)
 
 
 def build(asked: ProfileRequest, wanted: CandidateSpec, engine: str, out: Path, screen: ProgressUI) -> ProfileCandidate:
-    """Build the candidate's artifact in `out` and return the candidate."""
+    """Build a candidate's artifact in `out`, and return the candidate."""
     section = wanted.section(asked.limits.max_draft_len)
     overrides = [*asked.overrides, f"engine.backend={engine}", f"speculation={json.dumps(section)}"]
     loaded = load_recipe(asked.recipe, overrides)
@@ -296,7 +297,7 @@ def build(asked: ProfileRequest, wanted: CandidateSpec, engine: str, out: Path, 
 
 
 def make_candidate(asked: ProfileRequest, wanted: CandidateSpec, root: Path) -> ProfileCandidate:
-    """Return the candidate for an artifact in `root`, with paths relative to the recipe."""
+    """Return the candidate for the artifact in `root`; paths in its draft section are relative to the recipe."""
     source = wanted.source and _written(wanted.source, asked.recipe.absolute().parent)
     takes_draft_len = "draft_len" in wanted.section(asked.limits.max_draft_len)
     return ProfileCandidate(wanted.method, source, wanted.options, takes_draft_len, root)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of `profile --json`, and the metadata that it shares with `tune`: target, prompts, time and machine."""
+"""Document of `profile --json`, and the metadata that it shares with `tune`: target, prompts, time and machine."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from trtspec.store.artifact import Manifest, load_manifest
 
 
 def document_metadata(kind: str, asked: ProfileRequest, loaded: LoadedRecipe, root: Path | None) -> dict[str, Any]:
-    """Return the metadata fields; `root` is a measured artifact, or None if only a server address is known.
+    """Return the metadata of a document; `root` is a measured artifact, or None if only an address is known.
 
-    `prompt_set` describes the full set from which prompts were drawn. `target` is None if unknown.
+    `prompt_set` describes all prompts from which the measured ones were drawn. `target` is None if it is unknown.
     """
     manifest = load_manifest(root) if root else None
     prompts = artifact_prompts(root, asked.prompts)
@@ -48,14 +48,14 @@ def document_metadata(kind: str, asked: ProfileRequest, loaded: LoadedRecipe, ro
 
 
 def save_profile(document: Mapping[str, Any], name: str) -> None:
-    """Save the document under its target, if known, for artifacts built from it later."""
+    """Save the document under the SHA-256 of its target, if known, for artifacts that are built from it later."""
     if target := document["target"]:
         save_target_document(target["sha256"], name, document)
 
 
 def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
-    """Return the target of the recipe's artifact, whose engine can differ from the measuring one."""
-    with suppress(TrtspecError):  # the recipe's engine is not available here
+    """Return the target of the artifact that the recipe describes, whose engine can differ from the measuring one."""
+    with suppress(TrtspecError):  # the recipe's engine may be unavailable on this machine
         build = plan_build(loaded)
         if build.is_read:
             recipe = build.recipe.without_directories()
@@ -66,14 +66,14 @@ def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ServerProfile:
-    """A profiled server, and its output tokens per second by batch and draft length (0 is the target alone)."""
+    """A profiled server, with output tokens per second by (concurrency, draft length); length 0 is the target alone."""
 
     url: str
     api: str
     model: str
     draft_len: int
     tokens_per_s: Mapping[Case, float]
-    failures: Sequence[str] = ()  # one error per failed request
+    failures: Sequence[str] = ()  # errors of failed requests
 
     def as_dict(self) -> dict[str, Any]:
         speeds = [
@@ -92,18 +92,18 @@ class ServerProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """The measured candidates, the skipped ones with reasons, and the recommendation."""
+    """Measured candidates, skipped candidates with reasons, and the recommendation."""
 
-    about: Mapping[str, Any]  # the document's metadata
+    about: Mapping[str, Any]  # metadata of the document
     name: str
-    kinds: Sequence[str]  # the category of each completed prompt
-    tokens: int  # of all responses
+    kinds: Sequence[str]  # category of each completed prompt
+    tokens: int  # total of all responses
     measured: Sequence[CandidateMeasurements]
     left_out: dict[str, str]
     recommendation: Recommendation
     parity: VerificationCheck | None = None
-    too_long: int = 0  # prompts that exceed the engine's limits
-    server: ServerProfile | None = None  # None for the torch engine
+    too_long: int = 0  # number of prompts that exceed the engine's limits
+    server: ServerProfile | None = None  # absent for a profile of the torch engine
 
     def as_dict(self) -> dict[str, Any]:
         chosen = self.chosen
@@ -131,7 +131,7 @@ class Profile:
 
     @property
     def chosen(self) -> AcceptanceStats | None:
-        """Return the acceptance of the recommended candidate."""
+        """Return the acceptance of the recommended candidate, or None if the target alone is recommended."""
         found = next((each for each in self.measured if each.candidate is self.recommendation.candidate), None)
         return found.acceptance[self.recommendation.draft_len] if found else None
 

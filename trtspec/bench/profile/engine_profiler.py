@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profile a recipe on the torch engine in this process: build each candidate, measure its drafts and step times."""
+"""Profile of a recipe on the torch engine in this process: builds candidates, measures acceptance and step times."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ PREFILLS, PREFILL_TOKENS = 16, 8192
 def generate_responses(
     artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int, on_progress: OnProgress
 ) -> tuple[list[SampleText], list[EngineResult]]:
-    """Generate the target's greedy responses to prompts; drafts do not affect them."""
+    """Generate the target's greedy responses to prompts, which drafts do not affect.
+
+    Returns the texts of at least two response tokens, and the engine's results for all prompts.
+    """
     found = artifact.respond([each.text for each in prompts], max_tokens, partial(on_progress, "target responses"))
     texts = [SampleText(ids, result.ids, each.kind) for (ids, result), each in zip(found, prompts, strict=True)]
     return [text for text in texts if len(text.response) > 1], [result for _, result in found]
@@ -57,6 +60,7 @@ def generate_responses(
 def measure(
     candidate: ProfileCandidate, texts: Sequence[SampleText], batches: Sequence[int], on_progress: OnProgress
 ) -> CandidateMeasurements:
+    """Measure a candidate's acceptance by draft length, and its step and prefill times by concurrency."""
     from trtspec.engine.measurement import prefill_seconds, step_times
     from trtspec.engine.speculator import Speculator
 
@@ -93,7 +97,7 @@ def measure(
 def replayed(
     method: str, speculator: Speculator, texts: Sequence[SampleText], lens: Sequence[int], on_progress: OnProgress
 ) -> dict[int, AcceptanceStats]:
-    """Return the acceptance on the target's responses by draft length; only for drafters that support replay."""
+    """Return the acceptance on the target's responses by draft length, for drafters that support replay."""
     from trtspec.engine.measurement import replay
 
     pairs, rows, places = [text[:2] for text in texts], speculator.settings.max_batch_size, []
@@ -105,7 +109,7 @@ def replayed(
 
 
 def _counted(candidate: ProfileCandidate, texts: Sequence[SampleText], depth: int) -> AcceptanceStats:
-    """Return the engine's counts, for a drafter whose next draft depends on the previous outcome."""
+    """Return the acceptance counted by the engine, for drafters whose drafts depend on earlier outcomes."""
     with open_artifact(candidate.root, candidate.manifest) as artifact:
         requests = [artifact.request_for_ids(text.prompt, len(text.response)) for text in texts]
         found = [result.stats for result in artifact.engine.generate(requests)]
@@ -117,10 +121,10 @@ def _counted(candidate: ProfileCandidate, texts: Sequence[SampleText], depth: in
 
 
 def run(asked: ProfileRequest, screen: ProgressUI) -> Profile:
-    """Build and measure every candidate; raise TrtspecError if none can be measured."""
+    """Build and measure all candidates; raises TrtspecError if none can be measured."""
     loaded = load_recipe(asked.recipe, asked.overrides)
     name, engine = in_process_backend()
-    found, left_out = find_candidates(loaded, asked, engine)  # validated before long builds
+    found, left_out = find_candidates(loaded, asked, engine)  # validate before long builds
     with temporary_workspace("profile") as folder:
         candidates, own, own_candidate = [], recipe_candidate(loaded), None
         for number, each in enumerate(found):
@@ -166,6 +170,6 @@ def _measure_all(
 
 
 def _raise_for_none(left: Sequence[object], left_out: dict[str, str]) -> None:
-    """Raise TrtspecError with all reasons if no candidate is left."""
+    """Raise TrtspecError with the reasons for all skipped candidates if no candidate is left."""
     if not left:
         raise TrtspecError("; ".join(f"{name}: {why}" for name, why in left_out.items()) or "every method was excluded")

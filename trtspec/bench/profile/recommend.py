@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of a candidate, and the recommended method, draft and draft lengths per concurrency.
+"""Measurements of candidates, and the recommended method, draft and draft lengths by concurrency.
 
-Draft lengths are chosen per concurrency so that a server is never slower than its target alone. A recipe's schedule
-never drafts more at a higher concurrency. A length that pays at a high concurrency is therefore also used at lower
-ones, and if those become slower, the schedule is empty.
+Draft lengths are chosen by concurrency so that a server is never slower than its target alone. A recipe's schedule
+never drafts more tokens at a higher concurrency. A length that pays at a high concurrency is therefore also used at
+lower ones, and if these become slower, the schedule is empty.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from trtspec.bench.decision import DraftOption, Proposal, RelativeSpeed, describ
 from trtspec.bench.profile.acceptance import AcceptanceStats, Estimate
 from trtspec.bench.profile.candidates import ProfileCandidate
 
-TIMED_LENS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64)  # other lengths are interpolated
-# Share of the fastest speed-up; predictions are not more precise (PAYS). For n-grams, 8 tokens were predicted
+TIMED_LENS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64)  # other lengths are interpolated between these
+# Fraction of the best speed-up that counts as equal, as predictions err (PAYS). For n-grams, 8 tokens were predicted
 # at 1.608 and measured at 1.543, 6 tokens at 1.581 and 1.59. Shorter drafts cost less if acceptance drops.
 AS_GOOD = 0.98
 
-Case = tuple[int, int]  # (concurrency, draft_len); 0 for the target alone
-PAYS = 1.02  # minimum speed-up; less is within the noise of two equal runs
-LOSES = 1.0  # minimum speed-up of loads that draft only for the benefit of other loads
+Case = tuple[int, int]  # (concurrency, draft_len); length 0 is the target alone
+PAYS = 1.02  # minimum speed-up; smaller ones are within the noise of two equal runs
+LOSES = 1.0  # minimum speed-up at loads that draft only for the benefit of other loads
 # Minimum speed-up above the lowest concurrency: predictions for one token at high concurrency were up to 9 % too high
 # (benchmarks/experiments/log.md), and useless drafts make a server slower than its target alone.
 GOES_ON = 1.05
-CHANGES = 1.04  # minimum gain to change the length; predictions err by up to 5 % (benchmarks/experiments/log.md)
+CHANGES = 1.04  # minimum gain for another length; predictions err by up to 5 % (benchmarks/experiments/log.md)
 # Below these acceptance rates, a draft that does not pay is harmful, and one that pays is worth training.
 HARMFUL, TRAINABLE = 0.5, 0.6
 
 
 @dataclass(frozen=True)
 class ExpectedSpeedup:
-    """The expected speed-up over the target alone at concurrency `batch` and a draft length."""
+    """Expected speed-up over the target alone at concurrency `batch` and a draft length."""
 
     batch: int
     draft_len: int
@@ -50,10 +50,10 @@ class ExpectedSpeedup:
 
 @dataclass(frozen=True)
 class CandidateMeasurements:
-    """Acceptance by draft length, and seconds of a step by (concurrency, draft_len), 0 for the target alone.
+    """Acceptance by draft length, and seconds of a step by (concurrency, draft length); length 0 is the target alone.
 
-    `prefills` are the total seconds of so many prefills, for the target alone and with the drafter; `response_len` is
-    the mean number of response tokens.
+    `prefills` maps a concurrency to the total seconds of that many prefills, without and with the drafter.
+    `response_len` is the mean number of response tokens.
     """
 
     candidate: ProfileCandidate
@@ -69,20 +69,20 @@ class CandidateMeasurements:
 
     @cached_property
     def speedups(self) -> list[ExpectedSpeedup]:
-        """Return the expected speed-up of every draft length at every concurrency."""
+        """Return the expected speed-up of each draft length at each concurrency."""
         return [self.speedup(batch, draft_len) for batch in self.batches for draft_len in self.acceptance]
 
     def best(self, batch: int, lens: Iterable[int] | None = None) -> ExpectedSpeedup:
-        """Return the shortest draft length whose speed-up is within AS_GOOD of the fastest one.
+        """Return the shortest draft length whose speed-up is at least AS_GOOD times the best one.
 
-        `lens` are the lengths to choose from, by default all measured ones.
+        `lens` are the draft lengths to choose from; the default is all measured ones.
         """
         found = [self.speedup(batch, draft_len) for draft_len in (self.acceptance if lens is None else lens)]
         fastest = max(each.expected.value for each in found)
         return next(each for each in found if each.expected.value >= AS_GOOD * fastest)
 
     def speedup(self, batch: int, draft_len: int) -> ExpectedSpeedup:
-        """Return the expected speed-up from the time per token, including the prefills that block all requests."""
+        """Return the expected speed-up, from the time per token including the prefills that block all requests."""
         tokens, steps = self.acceptance[draft_len].token_weighted, self.response_len - 1
         prefill_alone, prefill_drafting = (self._prefill(batch, side) / steps for side in (0, 1))
         alone, step = self.step_seconds(batch, 0) + prefill_alone, self.step_seconds(batch, draft_len)
@@ -93,13 +93,13 @@ class CandidateMeasurements:
         return ExpectedSpeedup(batch, draft_len, Estimate(times(tokens.value), times(tokens.low), times(tokens.high)))
 
     def idle(self, batch: int) -> float:
-        """Return the speed-up with the drafter loaded but idle (it still prefills)."""
+        """Return the expected speed-up with the drafter loaded but idle (it still prefills)."""
         seconds = self.step_seconds(batch, 0)
         alone, idle = (seconds + self._prefill(batch, side) / (self.response_len - 1) for side in (0, 1))
         return alone / idle
 
     def step_seconds(self, batch: int, draft_len: int) -> float:
-        """Return the seconds of a step, interpolated linearly between measured lengths and concurrencies."""
+        """Return the seconds of a step, interpolated linearly between measured draft lengths and concurrencies."""
 
         def at_batch(rows: int) -> float:
             by_len = {length: seconds for (each, length), seconds in self.seconds.items() if each == rows}
@@ -112,7 +112,7 @@ class CandidateMeasurements:
 
 
 def _on_line(known: Mapping[int, float], at: int) -> float:
-    """Return the value at `at`, interpolated linearly between its neighbours."""
+    """Return the value at `at`, interpolated linearly between the adjacent known values."""
     if at in known:
         return known[at]
     low, high = next(pair for pair in pairwise(sorted(known)) if pair[0] < at < pair[1])
@@ -121,10 +121,10 @@ def _on_line(known: Mapping[int, float], at: int) -> float:
 
 
 def least_seconds(samples: Mapping[Case, Sequence[float]]) -> dict[Case, float]:
-    """Return each case's minimum, because other load on the machine only adds time.
+    """Return the minimum seconds of each case, because other load on the machine only adds time.
 
-    More draft tokens or rows never take less time, so a case that took longer than a larger one was disturbed in every
-    round and takes its minimum.
+    More draft tokens or rows never take less time. A case that took longer than a larger case was disturbed in every
+    round, so it gets the minimum of the larger case.
     """
     return {
         (rows, draft_len): min(
@@ -135,7 +135,7 @@ def least_seconds(samples: Mapping[Case, Sequence[float]]) -> dict[Case, float]:
 
 
 def dump_measured(measured: CandidateMeasurements) -> Any:
-    """Return measurements without the candidate as JSON values."""
+    """Return measurements as JSON values, without the candidate; inverse of `read_measured`."""
     seconds, prefills = [*measured.seconds.items()], [*measured.prefills.items()]
     return _saved().dump_python((measured.acceptance, seconds, prefills, measured.response_len), mode="json")
 
@@ -156,9 +156,9 @@ def _saved() -> Any:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Pairs (concurrency, draft_len); above the last one nothing is drafted. If empty, `why_not` is the reason.
+    """Pairs of (maximum concurrency, draft length); nothing is drafted above the last concurrency.
 
-    `at` is the expected speed-up at the requested concurrency.
+    `at` is the expected speed-up at the requested concurrency. If `pairs` is empty, `why_not` is the reason.
     """
 
     pairs: tuple[tuple[int, int], ...] = ()
@@ -167,7 +167,7 @@ class Schedule:
 
 
 def choose_schedule(measured: CandidateMeasurements, batch: int) -> Schedule:
-    """Return a candidate's schedule, empty if it does not pay at concurrency `batch`."""
+    """Return a candidate's schedule, which is empty if drafting does not pay at concurrency `batch`."""
     if not measured.candidate.takes_draft_len:
         return _unchanging(measured, batch)
     lens = [length for length in measured.acceptance if not _lost_below(measured, batch, length)]
@@ -182,12 +182,12 @@ def choose_schedule(measured: CandidateMeasurements, batch: int) -> Schedule:
 
 
 def describe_concurrency(batch: int) -> str:
-    """Return a readable label of a concurrency."""
+    """Return a label for a concurrency, such as "4 concurrent requests"."""
     return "one request at a time" if batch == 1 else f"{batch} concurrent requests"
 
 
 def _unchanging(measured: CandidateMeasurements, batch: int) -> Schedule:
-    """Return the schedule of a method whose options fix the draft length at every concurrency."""
+    """Return the schedule of a method whose options fix one draft length for all concurrencies."""
     length = max(measured.acceptance)
     at, loads = measured.speedup(batch, length), [measured.speedup(load, length) for load in measured.batches]
     if lost := _first_lost(loads):
@@ -198,13 +198,13 @@ def _unchanging(measured: CandidateMeasurements, batch: int) -> Schedule:
 
 
 def _lost_below(measured: CandidateMeasurements, batch: int, length: int) -> ExpectedSpeedup | None:
-    """Return the first concurrency below `batch` that is slower with draft lengths of `length` or more."""
+    """Return the first concurrency below `batch` that is slower than the target alone with at least `length` tokens."""
     as_long = [each for each in measured.acceptance if each >= length]
     return _first_lost([_best_without_loss(measured, load, as_long) for load in _loads(measured) if load < batch])
 
 
 def _best_without_loss(measured: CandidateMeasurements, load: int, lens: Sequence[int]) -> ExpectedSpeedup:
-    """Return the best length at a concurrency, or the fastest one if the best is slower than the target alone."""
+    """Return `measured.best` at a concurrency, or the fastest length if that one is slower than the target alone."""
     best = measured.best(load, lens)
     if best.expected.value >= LOSES:
         return best
@@ -212,11 +212,11 @@ def _best_without_loss(measured: CandidateMeasurements, load: int, lens: Sequenc
 
 
 def _pairs(measured: CandidateMeasurements, batch: int, lens: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return the best draft length up to each concurrency; `lens` are the options at `batch`.
+    """Return the best draft length up to each concurrency; `lens` are the possible lengths at `batch`.
 
-    The schedule ends where drafting is not clearly expected to pay; waiting until it is certain would lose most of the
-    benefit. The length changes only if another is expected to be clearly faster. Concurrencies below `batch` draft for
-    the benefit of `batch`, as long as they are not slower than the target alone.
+    The schedule ends at the concurrency from which drafting is not clearly expected to pay; requiring certainty would
+    lose most of the benefit. The length changes only if another one is expected to be clearly faster. Concurrencies
+    below `batch` draft for the benefit of `batch`, as long as they are not slower than the target alone.
     """
     pairs: list[tuple[int, int]] = []
     wanted = measured.best(batch, lens).draft_len
@@ -267,19 +267,19 @@ def _unsure(measured: CandidateMeasurements, batch: int) -> str:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended recipe section."""
+    """The recommended candidate with its draft lengths, or the target alone."""
 
-    candidate: ProfileCandidate | None  # None if the target alone is fastest
+    candidate: ProfileCandidate | None  # absent if the target alone is fastest
     batch: int
     draft_len: int
-    speedup: float  # expected at concurrency `batch`
-    schedule: tuple[tuple[int, int], ...]  # pairs (concurrency, draft_len), empty if one length fits all
+    speedup: float  # expected speed-up at concurrency `batch`
+    schedule: tuple[tuple[int, int], ...]  # (concurrency, draft_len) pairs; empty if one length fits all
     why: str
-    proposal: Proposal = field(default_factory=lambda: Proposal(None))  # the input of the verdict
+    proposal: Proposal = field(default_factory=lambda: Proposal(None))  # input of `decide`
 
     @property
     def speculation(self) -> dict[str, Any]:
-        """Return the recipe's `speculation` section; without `draft_len`, the method chooses the draft length."""
+        """Return the recipe's `speculation` section; without `draft_len`, the method's options define the length."""
         if self.candidate is None:
             return {"method": "none"}
         section: dict[str, Any] = {"method": self.candidate.method}
@@ -307,9 +307,9 @@ class Recommendation:
 
 
 def rate_candidate(measured: CandidateMeasurements, batch: int) -> str:
-    """Return the verdict on a candidate: "pays", "train", "harmful" or "too slow".
+    """Return the rating of a candidate: "pays", "train", "harmful" or "too slow".
 
-    A candidate that pays is not harmful at any acceptance: deep trees draft many tokens at little cost.
+    A candidate that pays is never harmful, whatever its acceptance rate: deep trees draft many tokens at little cost.
     """
     best = measured.best(batch)
     rate = measured.acceptance[best.draft_len].depth_rate
@@ -321,7 +321,7 @@ def rate_candidate(measured: CandidateMeasurements, batch: int) -> str:
 def recommend(
     found: Sequence[CandidateMeasurements], batch: int, own: ProfileCandidate | None = None
 ) -> Recommendation:
-    """Return the candidate that is expected to be fastest at concurrency `batch` and not slower at others.
+    """Recommend the candidate expected to be fastest at concurrency `batch` and not slower at other concurrencies.
 
     `own` is the recipe's current candidate, if known.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profile a running server: acceptance from its responses, and step times from its streams.
+"""Profile of a running server: acceptance from its responses, and step times from its streams.
 
-A server that accepts a draft length is measured at several. Otherwise only its default length and the lengths of
-further servers are known: acceptance at other lengths is derived from the next longer one, and step times are
-interpolated linearly.
+A server that accepts a draft length per request is measured at several lengths. Otherwise only its default length and
+the lengths of other servers are measured. Acceptance at other lengths is derived from the next longer one, and step
+times are interpolated linearly.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from trtspec.methods.base import find_method
 from trtspec.recipe.load import load_recipe
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 10
-MAX_REL_CI = 0.05  # relative half-width of a speed-up's interval at which rounds end
-LEAST, REQUESTS_PER_SLOT = 16, 3  # minimum requests of a round, in total and per concurrent request
+MAX_REL_CI = 0.05  # relative half-width of a speed-up's interval that ends the rounds
+LEAST, REQUESTS_PER_SLOT = 16, 3  # minimum requests per round: in total, and for each slot
 DRAFTS_ALWAYS = "it cannot switch drafting off; give a server without speculation with --baseline"
 TELLS = "start vLLM with --per-request-spec-decode-metrics summary; trtspec servers always report drafts"
 STREAMS = "serving.streaming: true"
@@ -59,10 +59,10 @@ Answer = tuple[Prompt, RequestSample]
 
 
 def counts_from_sample(sample: RequestSample, draft_len: int) -> StepCounts:
-    """Return a text's counts for a requested draft length.
+    """Return the step counts of one response at the requested draft length.
 
-    A histogram covers the steps that verified a draft; every other step yields one token, and the prefill yields the
-    first.
+    The server's histogram covers the steps that verified a draft. Every other step yields one token, and the prefill
+    yields the first.
     """
     drafted, accepted = sample.drafted or 0, sample.accepted or 0
     drafting = sum(sample.histogram)
@@ -75,10 +75,10 @@ def counts_from_sample(sample: RequestSample, draft_len: int) -> StepCounts:
 
 
 def _missing(tokens: int, rejected: Sequence[int]) -> list[int]:
-    """Estimate how many steps lacked each draft position, given the total number of missing tokens.
+    """Estimate the number of steps that lacked each draft position, from the total number of missing tokens.
 
-    Drafts are shorter at the end of a text, where they are limited by its remaining length, so later positions are
-    missing more often. No position is missing in more steps than those that did not accept it.
+    Drafts are shorter at the end of a text, where the remaining length limits them, so later positions are missing more
+    often. A position can be missing only in steps that did not accept it (`rejected`).
     """
     found, places = list[int](), range(len(rejected))
     for place in places:
@@ -90,7 +90,7 @@ def _missing(tokens: int, rejected: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class StreamTimes:
-    """At one concurrency: the mean seconds of a step and to the first token, and the tokens per second."""
+    """Mean seconds of a step, mean seconds to the first token, and tokens per second at one concurrency."""
 
     step_s: float
     first_s: float
@@ -98,7 +98,7 @@ class StreamTimes:
 
 
 def stream_times(samples: Sequence[RequestSample], batch: int, draft_len: int) -> StreamTimes:
-    """Return the times of responses of two tokens or more that ran at concurrency `batch` throughout.
+    """Return the times of responses of at least two tokens that ran at concurrency `batch` throughout.
 
     The step time is the time per token after the first, multiplied by the tokens per step.
     """
@@ -116,30 +116,30 @@ def stream_times(samples: Sequence[RequestSample], batch: int, draft_len: int) -
 
 @dataclass(frozen=True)
 class ServerMeasurements:
-    """Measurements of a server that drafts `own_len` tokens by default."""
+    """Measurements of a server whose default draft length is `own_len`."""
 
     endpoint: Endpoint
     own_len: int
-    is_chain: bool  # whether it drafts at most one token per position
-    answers: Mapping[int, Sequence[Answer]]  # by draft length
+    is_chain: bool  # the server drafts at most one token per position
+    answers: Mapping[int, Sequence[Answer]]  # responses by draft length
     times: Mapping[Case, StreamTimes]
-    refused: int = 0  # rejected prompts
-    failures: Sequence[str] = ()  # the errors of other failed requests
+    refused: int = 0  # number of rejected prompts
+    failures: Sequence[str] = ()  # errors of other failed requests
 
 
 @dataclass(frozen=True)
 class ServerProfiler:
-    """The measurement plan: prompts, limits and concurrencies."""
+    """Profiler of a running server: prompts, limits and concurrencies to measure."""
 
     prompts: Sequence[Prompt]
     limits: SearchLimits
     batches: Sequence[int]
     depth: int  # the recipe's draft depth, for servers that do not report it
     on_progress: OnProgress
-    failures: list[str] = field(default_factory=list)  # errors during the measurement
+    failures: list[str] = field(default_factory=list)  # errors of failed requests
 
     async def ask(self, servers: ServerSet) -> ServerMeasurements:
-        """Run all measurements; raise DeployError if the server cannot be profiled."""
+        """Run all measurements; raises DeployError if the server cannot be profiled."""
         async with load_client(TIMEOUT_S) as client:
             arms = await find_arms(client, servers.served, servers.baseline)
             served = arms[SERVED]
@@ -149,7 +149,7 @@ class ServerProfiler:
             own_len, is_chain = _drafted(own, self.depth, served.url)
             endpoints, answers = {0: arms[BASELINE], own_len: served}, {own_len: own}
             prompts = [prompt for prompt, _ in own]
-            if is_chain and not servers.baseline:  # the server accepts a draft length
+            if is_chain and not servers.baseline:  # the server accepts a draft length per request
                 lens = [each for each in TIMED_LENS if 0 < each < own_len and each <= self.limits.max_draft_len]
                 for length in lens:
                     endpoints[length] = replace(served, extra=dict.fromkeys(served.api.without_drafts, length))
@@ -170,7 +170,7 @@ class ServerProfiler:
     async def _send(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
     ) -> tuple[Round, list[str]]:
-        """Send prompts at a concurrency; also return the errors of failed requests, which are recorded."""
+        """Send prompts at a concurrency; return the round and the errors of its failed requests."""
         done = await ask_all(client, endpoint, Closed(batch), prompts, LoadSampling(self.limits.max_tokens))
         failures = [sample.error for sample in done.samples if not sample.ok and not sample.is_refused]
         self.failures.extend(failures)
@@ -179,7 +179,7 @@ class ServerProfiler:
     async def _answers(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt]
     ) -> tuple[list[Answer], int]:
-        """Return the responses of two tokens or more, and the number of rejected prompts."""
+        """Return the responses of at least two tokens, and the number of rejected prompts."""
         self.on_progress("responses", 0, len(prompts))
         done, _ = await self._send(client, endpoint, prompts, max(self.batches))
         found = [pair for pair in zip(prompts, done.samples, strict=True) if _is_usable(pair[1])]
@@ -192,11 +192,11 @@ class ServerProfiler:
     async def _rounds(
         self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt], batch: int
     ) -> dict[int, list[RequestSample]]:
-        """Return the responses of each length, in rounds until they compare precisely enough.
+        """Return the responses by draft length, in rounds until the speed-ups are precise enough.
 
         All rounds count, because the fastest request is not representative. Every second round runs the lengths in
-        reverse. A round sends the same prompts for each length and continues in the prompt list after the previous
-        round, because step times and acceptance depend on the text.
+        reverse order. A round sends the same prompts for each length, and the next round continues in the prompt list,
+        because step times and acceptance depend on the text.
         """
         rounds: dict[int, list[list[RequestSample]]] = {length: [] for length in sorted(endpoints)}
         for number in range(MOST_ROUNDS):
@@ -215,9 +215,9 @@ class ServerProfiler:
     async def _round(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
     ) -> list[RequestSample]:
-        """Return the complete responses of a closed loop, except the last ones, which end at a lower concurrency.
+        """Return the complete responses of a closed loop, without the last ones, which end at a lower concurrency.
 
-        Empty if requests failed, because the concurrency was then too low.
+        Returns an empty list if too many requests failed, because the concurrency was then too low.
         """
         done, failures = await self._send(client, endpoint, prompts, batch)
         if len(failures) > MAX_FAILED * len(prompts):
@@ -232,14 +232,14 @@ class ServerProfiler:
 
 
 def _round_prompts(number: int, prompts: Sequence[Prompt], batch: int) -> list[Prompt]:
-    """Return a round's prompts: the next ones that count, followed by `batch` that do not."""
+    """Return the prompts of a round: the next ones to measure, followed by `batch` that keep the concurrency full."""
     asked = max(LEAST, REQUESTS_PER_SLOT * batch)
     begin = number * (asked - batch) % len(prompts)
     return list(islice(cycle(prompts), begin, begin + asked))
 
 
 def _is_precise(alone: Sequence[Sequence[RequestSample]], timed: Sequence[Sequence[RequestSample]]) -> bool:
-    """Return whether a length's speed-up is precise enough; true if no round is usable."""
+    """Return True if the speed-up of a draft length is precise enough, or if no round is usable."""
     ratios = [_token_ms(theirs) / _token_ms(ours) for theirs, ours in zip(alone, timed, strict=True) if theirs and ours]
     return not ratios or ratio_of_rounds(ratios).half_width <= MAX_REL_CI
 
@@ -253,7 +253,7 @@ def _is_usable(sample: RequestSample) -> bool:
 
 
 def _drafted(answers: Sequence[Answer], depth: int, url: str) -> tuple[int, bool]:
-    """Return a server's draft depth, and whether it drafts a chain."""
+    """Return a server's draft depth, and True if its draft is a chain; raises DeployError if neither is reported."""
     samples = [sample for _, sample in answers]
     if not any(sample.drafted for sample in samples):
         raise DeployError("its responses do not report drafts", where=url, hint=TELLS)
@@ -266,7 +266,7 @@ def _drafted(answers: Sequence[Answer], depth: int, url: str) -> tuple[int, bool
 
 
 def run(asked: ProfileRequest, servers: ServerSet, screen: ProgressUI) -> Profile:
-    """Profile a server with the recipe's speculation; raise TrtspecError if it does not report enough."""
+    """Profile a server with the recipe's speculation; raises TrtspecError if the server does not report drafts."""
     loaded, limits = load_recipe(asked.recipe, asked.overrides), asked.limits
     own = recipe_candidate(loaded)
     if own is None:
@@ -294,7 +294,7 @@ def run(asked: ProfileRequest, servers: ServerSet, screen: ProgressUI) -> Profil
 
 
 def _acceptance(heard: ServerMeasurements, max_draft_len: int, *, follows_text: bool) -> dict[int, AcceptanceStats]:
-    """Return the acceptance of each length: measured, else derived from the next longer drafts."""
+    """Return the acceptance by draft length: measured, or derived from the next longer measured length."""
     own = {
         length: AcceptanceStats(
             tuple(counts_from_sample(sample, length) for _, sample in answers),

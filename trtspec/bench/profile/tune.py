@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the fastest options and draft lengths of a recipe's method by successive halving.
+"""Search for the fastest options and draft lengths of a recipe's method by successive halving.
 
-All arms run on few texts, then the better half on twice as many, and the last ones on all (Jamieson and Talwalkar 2016,
-arXiv:1502.07943). The first arm is the user's current setting and is never dropped. Results of completed parts are
-cached by their inputs, so that an interrupted command resumes.
+All arms run on few texts, the better half of them on twice as many, and the last ones on all texts (Jamieson and
+Talwalkar 2016, arXiv:1502.07943). An arm is one combination of options and draft length. The first arm is the user's
+current setting and is never dropped. Results of completed parts are cached by their inputs, so that an interrupted
+command resumes.
 """
 
 from __future__ import annotations
@@ -58,21 +59,22 @@ from trtspec.store.digest import dump_checksummed, load_checksummed
 SCHEMA = "trtspec.finished/2"
 Arm = TypeVar("Arm")
 LEAST_TEXTS = 4
-# For methods with a configurable tree depth; chains try every length.
+# Depths to try for methods with a configurable tree depth; for chains, every length is tried.
 TREE_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 
 class ResultCache:
-    """The completed parts of one command's work."""
+    """Cache of the completed parts of a long-running command."""
 
     def __init__(self, command: str) -> None:
         self._root = cache_dir() / command
         self._used: list[Path] = []
 
     def get_or_compute(self, depends_on: Any, compute: Callable[[], Any]) -> Any:
-        """Return a part, from the cache or computed and cached.
+        """Return a part of the work from the cache, or compute and cache it.
 
-        The part and its key are JSON values; the key is `depends_on` plus the machine.
+        The part and `depends_on` are JSON values. The cache key consists of `depends_on`, the trtspec version and the
+        machine.
         """
         whole = [__version__, platform.processor(), platform.node(), os.cpu_count(), depends_on]
         key = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
@@ -86,14 +88,14 @@ class ResultCache:
         return part
 
     def clear(self) -> None:
-        """Remove the used parts after the work is complete."""
+        """Remove all parts used by this command, after its work is complete."""
         for path in self._used:
             path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Rung(Generic[Arm]):
-    """One round: the number of texts, every arm with its score in descending order, and how many advanced."""
+    """One round of successive halving: number of texts, arms by descending score, and number of arms that advance."""
 
     texts: int
     scores: Sequence[tuple[Arm, float]]
@@ -101,7 +103,7 @@ class Rung(Generic[Arm]):
 
 
 def rung_sizes(texts: int, arms: int) -> list[int]:
-    """Return the number of texts of each round; the last round uses all."""
+    """Return the number of texts of each round; the last round uses all texts."""
     sizes = [texts]
     while 2 ** len(sizes) < arms and sizes[0] // 2 >= LEAST_TEXTS:
         sizes.insert(0, sizes[0] // 2)
@@ -109,7 +111,10 @@ def rung_sizes(texts: int, arms: int) -> list[int]:
 
 
 def halve(arms: Sequence[Arm], sizes: Sequence[int], score: Callable[[Arm, int], float]) -> Iterator[Rung[Arm]]:
-    """Yield the rounds; `score` rates an arm on the first texts, and ties favour the earlier arm."""
+    """Yield the rounds of successive halving.
+
+    `score` rates an arm on the given number of texts. For equal scores, the earlier arm advances.
+    """
     own, left = arms[0], list(arms)
     for place, size in enumerate(sizes):
         scores = sorted(((arm, score(arm, size)) for arm in left), key=lambda pair: -pair[1])
@@ -121,7 +126,7 @@ def halve(arms: Sequence[Arm], sizes: Sequence[int], score: Callable[[Arm, int],
 
 @dataclass(frozen=True)
 class Tuning:
-    """The rounds, measurements by (settings, texts), skipped arms with reasons, and the recommendation."""
+    """Result of tuning: rounds, measurements by (settings, texts), skipped arms with reasons, and recommendation."""
 
     about: Mapping[str, Any]  # the document's metadata
     name: str
@@ -165,7 +170,7 @@ class Tuning:
 
 
 def run(asked: ProfileRequest, screen: ProgressUI) -> Tuning:
-    """Measure the recipe's method with every variant of its options; an interrupted run resumes from its checkpoints.
+    """Tune the options of the recipe's method; an interrupted run resumes from the results of completed parts.
 
     Raises TrtspecError if the recipe does not speculate or its draft cannot be built.
     """
@@ -175,7 +180,7 @@ def run(asked: ProfileRequest, screen: ProgressUI) -> Tuning:
         raise TrtspecError("nothing to tune: the recipe's method is none", hint="find a method with trtspec profile")
     finished = ResultCache("tune")
     with temporary_workspace("tune") as folder:
-        deepest = replace(own, draft_len=asked.limits.max_draft_len)  # the maximum, also for trees
+        deepest = replace(own, draft_len=asked.limits.max_draft_len)  # trees are built at the maximum depth too
         candidate = build(asked, deepest, in_process_backend()[0], folder / "own", screen)
         with screen.counting() as on_progress:
             tuning = _halved(asked, loaded, candidate, finished, on_progress)
@@ -236,7 +241,7 @@ def _halved(
 
 
 def _arms(own: ProfileCandidate, own_len: int | None, max_draft_len: int) -> Iterator[ProfileCandidate]:
-    """Yield the recipe's own setting first, then its variants: trees at each depth, chains at the maximum length."""
+    """Yield the recipe's own setting, then its variants: trees at each depth, chains at the maximum length."""
     method, seen = find_method(own.method), set[tuple[str, int]]()
     for options in (own.options, *_variants(method, own.options)):
         for draft_len in sorted(_lens(method, options, max_draft_len), key=lambda length: length != own_len):
@@ -247,7 +252,7 @@ def _arms(own: ProfileCandidate, own_len: int | None, max_draft_len: int) -> Ite
 
 
 def _variants(method: Method, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the recipe's options with each change proposed by its method, except invalid ones."""
+    """Yield the recipe's options with each change that its method proposes, except invalid combinations."""
     for change in method.variants(method.parse(options)):
         changed = {key: value for key, value in (options | change).items() if value is not None}
         with suppress(TrtspecError):
@@ -256,7 +261,7 @@ def _variants(method: Method, options: dict[str, Any]) -> Iterator[dict[str, Any
 
 
 def _lens(method: Method, options: dict[str, Any], max_draft_len: int) -> list[int]:
-    """Return the lengths to load an engine with: a chain's maximum, which covers shorter ones, or all tree depths."""
+    """Return the draft lengths to try: a chain's maximum, which covers shorter ones, or all tree depths."""
     lens, parsed = [length for length in method.draft_lens if length <= max_draft_len], method.parse(options)
     shapes = {length: method.draft_shape(parsed, length) for length in lens}
     if not lens or shapes[lens[0]].max_tokens == shapes[lens[0]].max_depth:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the drafting of a recipe: the requirements of its method, and its draft model or head against the target."""
+"""Checks of a recipe's speculation method, and of its draft model or draft head against the target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = "speculation.options"
 
 
 def check_method(findings: Findings, chosen: Selection, method: Method, target: SourceModel | None) -> Options | None:
-    """Check the method's requirements; return its options, or None if they are invalid."""
+    """Check the recipe against the method's requirements; return the method's options, or None if they are invalid."""
     speculation, name = chosen.recipe.speculation, chosen.recipe.speculation.method
     if method.drafts_with != "nothing" and speculation.draft is None:
         what = "a model" if method.drafts_with == "model" else "a head trained for the target"
@@ -76,15 +76,15 @@ def _check_options(
         findings.add(each.below(OPTIONS) for each in method.check_options(options, target.config))
 
 
-# Published pairs suggest the limit: smaller drafts are rarely accurate, larger ones rarely cheap.
-LEAST_RATIO = 10  # a larger draft takes too much of a step; small drafts cost little, so benchmarks must decide
-TEXT_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")  # special tokens drafts do not read
+# Taken from published pairs: smaller drafts are rarely accurate enough, larger ones rarely cheap enough.
+LEAST_RATIO = 10  # minimum size of the target relative to the draft; a larger draft takes too much of a step
+TEXT_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")  # special tokens that drafts do not read
 
 
 def check_draft(
     findings: Findings, chosen: Selection, options: Options | None, target: CheckedModel, *, has_tokenizer: bool
 ) -> CheckedModel:
-    """Check the draft of a recipe; return it as it will be converted, without a source if it cannot be."""
+    """Check the draft of a recipe; return it as it will be converted, or without a source if it cannot be read."""
     asked, method = chosen.recipe.speculation.draft, chosen.method
     if asked is None or (method and method.drafts_with == "nothing"):
         return CheckedModel()
@@ -121,7 +121,7 @@ def _check_pair(findings: Findings, chosen: Selection, target: SourceModel, draf
 
 
 def _is_other(chosen: Selection, target: SourceModel, draft: SourceModel) -> bool:
-    """Return whether draft ids differ in meaning from the target's, or the backend cannot resize the draft's rows."""
+    """Return True if the draft's token ids differ from the target's, or its embedding cannot be resized."""
     sources, are_equal = (target.source, draft.source), target.config.vocab_size == draft.config.vocab_size
     if not (are_equal or chosen.converts):
         return True
@@ -132,23 +132,23 @@ def _is_other(chosen: Selection, target: SourceModel, draft: SourceModel) -> boo
     except TokenizerMismatch:
         return True
     except (TrtspecError, OSError):
-        return False  # the next comparison reports the error
+        return False  # `_with_vocabulary` reports the error
     return False
 
 
 def _with_vocabulary(
     findings: Findings, chosen: Selection, target: SourceModel, draft: SourceModel, has_tokenizer: bool
 ) -> SourceModel:
-    """Check that equal ids mean equal texts; return the draft with as many vocabulary rows as the target.
+    """Check that both models use the same token ids; return the draft with the target's number of embedding rows.
 
-    Models with the same tokenizer are published with different numbers of unused rows: rows that the target lacks are
-    removed, and missing ones are filled with zeros.
+    Models with the same tokenizer are published with different numbers of unused rows. Rows that the target lacks are
+    removed from the draft; missing rows are filled with zeros.
     """
     ours, theirs = target.config.vocab_size, draft.config.vocab_size
     can_cut = chosen.converts and has_tokenizer and (draft.source.root / "tokenizer.json").is_file()
     numbers = {key: value for key, value in draft.source.config.items() if isinstance(value, int)}
     special = (key for key in numbers if key.endswith(("_token", "_token_id")) and key not in TEXT_TOKENS)
-    # a special token that the draft reads, as the mask token of parallel drafts, must not be cut
+    # Special tokens that the draft reads, such as the mask token of parallel drafts, must not be removed.
     can_cut = can_cut and not any(numbers[key] >= ours for key in special)
     if (theirs > ours and not can_cut) or (theirs < ours and not chosen.converts):
         message = f"the draft has {theirs} vocabulary entries, the target {ours}"
@@ -161,7 +161,7 @@ def _with_vocabulary(
 def _check_head(
     findings: Findings, chosen: Selection, options: Options | None, target: CheckedModel, asked: ModelSource
 ) -> CheckedModel:
-    """Check a draft head against the target that it is stored with."""
+    """Check a draft head against the target with which it will be stored."""
     speculation, model = chosen.recipe.speculation, target.model
     for key in sorted(asked.model_fields_set & {"dtype", "quantization", "parallel"}):
         message = f"{speculation.method} is stored with the target, with the same dtype and parallelism"
@@ -169,7 +169,7 @@ def _check_head(
     if options is None or (model is None and chosen.converts):
         return CheckedModel()
     source = find_source(findings, DRAFT, asked)
-    if source is None or model is None:  # without a model, the backend checks whether the head fits
+    if source is None or model is None:  # without a parsed target, the backend checks the head
         return CheckedModel(source)
     method, given, draft_len = speculation.method, speculation.options, speculation.draft_len
     head = findings.attempt(DRAFT, "checkpoint", lambda: read_head(source, method, given, model, draft_len))
@@ -178,7 +178,7 @@ def _check_head(
     if all((one / "tokenizer.json").is_file() for one in (source.root, model.source.root)):
         findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(model.source, source))
     found = head.diagnose(parallel_mapping(chosen.recipe.target))
-    if not chosen.converts:  # the engine creates as many layers as config.json lists, and leaves missing ones unset
+    if not chosen.converts:  # the engine creates every layer of config.json; missing ones stay uninitialized
         found = [replace(each, severity="error") if each.code == LAYERS else each for each in found]
     findings.add(found)
     return CheckedModel(source, head=head)

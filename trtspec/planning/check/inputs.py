@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all checks share: the diagnostics found so far, the method and backend of the recipe, and its checkpoints.
+"""Types shared by all checks: the diagnostics found so far, the selected method and backend, and the checkpoints.
 
 Checkpoints are read from local files or, if they are not on this machine, from cached metadata.
 """
@@ -37,28 +37,28 @@ T = TypeVar("T")
 
 @dataclass
 class Findings:
-    """The diagnostics of a recipe; with `will_prepare` sources that a build will download are not errors."""
+    """The diagnostics of a recipe so far; with `will_prepare`, sources that a build will download are not errors."""
 
     loaded: LoadedRecipe
     will_prepare: bool = False
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def add(self, diagnostics: Iterable[Diagnostic]) -> None:
-        """Add diagnostics, with the locations of their keys in the recipe."""
+        """Add diagnostics, located in the recipe file and with hub ids in place of cache paths in their messages."""
         self.diagnostics += [
             replace(self.loaded.located(each), message=with_model_ids(each.message)) for each in diagnostics
         ]
 
     def error(self, path: str, code: str, message: str, hint: str | None = None) -> None:
-        """Add a problem that prevents a build."""
+        """Add a diagnostic that prevents a build."""
         self.add([Diagnostic(path, code, message, hint)])
 
     def warn(self, path: str, code: str, message: str, hint: str | None = None) -> None:
-        """Add a problem that does not prevent a build."""
+        """Add a diagnostic that does not prevent a build."""
         self.add([Diagnostic(path, code, message, hint, "warning")])
 
     def attempt(self, path: str, code: str, action: Callable[[], T]) -> T | None:
-        """Return the result of an action; if it fails, add an error at `path` and return None."""
+        """Return `action()`; if it raises TrtspecError or a known OSError, add an error at `path` and return None."""
         try:
             return action()
         except TrtspecError as error:
@@ -77,7 +77,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Selection:
-    """A recipe and its selections; unknown or incompatible ones are None."""
+    """A recipe with its method and backend, which are None if they are unknown or incompatible."""
 
     recipe: Recipe
     method: Method | None
@@ -86,22 +86,22 @@ class Selection:
 
     @property
     def converts(self) -> bool:
-        """Return whether checkpoints are converted; True until a backend is chosen."""
+        """Return True if the backend converts checkpoints, or if the backend is not selected yet."""
         return self.backend is None or self.backend.converts
 
     @property
     def maps_vocabularies(self) -> bool:
-        """Return whether the backend supports a draft model with a different vocabulary."""
+        """Return True if the backend supports a draft model whose vocabulary differs from the target's."""
         version, method = self.choice.version if self.choice else None, self.recipe.speculation.method
         return self.backend is not None and version is not None and self.backend.maps_vocabularies(version, method)
 
     def positions(self, config: ModelConfig) -> int:
-        """Return the maximum text length on the backend, which may not support sliding windows."""
+        """Return the maximum text length in tokens on the backend, which may not support sliding windows."""
         return self.backend.positions(config) if self.backend else config.exact_positions
 
 
 def resolve_selection(findings: Findings) -> Selection:
-    """Return the recipe's selections; failures are added to the findings."""
+    """Select the recipe's method and backend; failures are added to `findings`."""
     recipe = findings.loaded.recipe
     engine, name = recipe.engine, recipe.speculation.method
     method = findings.attempt("speculation.method", "method", lambda: find_method(name))
@@ -124,9 +124,9 @@ TARGET, DRAFT = "target.model", "speculation.draft.model"  # recipe keys of the 
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """A checkpoint, read as far as possible: as a model of a known family, or as a draft head.
+    """A checkpoint, parsed as far as possible: `model` for a known family, `head` for a draft head.
 
-    Tokens of a draft model with `has_other_vocabulary` must be translated.
+    `has_other_vocabulary` means that the tokens of a draft model must be translated to the target's.
     """
 
     source: Source | None = None
@@ -136,12 +136,12 @@ class CheckedModel:
 
 
 def find_source(findings: Findings, path: str, asked: ModelSource) -> Source | None:
-    """Return a source, or the metadata of one that is not on this machine."""
+    """Load a source, or its cached metadata if it is not on this machine; return None after an error."""
     return findings.attempt(path, "checkpoint", lambda: _find(asked))
 
 
 def read_checkpoint(findings: Findings, chosen: Selection, path: str, asked: ModelSource) -> CheckedModel:
-    """Read a model; an unknown family is allowed if the backend does not convert."""
+    """Read a model; an unknown family is an error only if the backend converts checkpoints."""
     source = find_source(findings, path, asked)
     if source is None:
         return CheckedModel()
@@ -158,13 +158,13 @@ def _find(asked: ModelSource) -> Source:
     except NotPreparedError:
         from trtspec.backends.common.cache_source import load_stored_source
         from trtspec.core.paths import store_dir
-        from trtspec.store.store import Store  # imported here because most recipes do not need it
+        from trtspec.store.store import Store  # lazy: most recipes do not need it
 
         return load_stored_source(asked, Store(store_dir())) or preview_source(asked)
 
 
 def _report_unread(findings: Findings, chosen: Selection, path: str, source: Source, error: CheckpointError) -> None:
-    """Report a checkpoint of an unknown family, unless the backend runs it and its config has the sizes."""
+    """Report a checkpoint that could not be parsed: an error if it must be converted, else at most a warning."""
     if chosen.converts:
         hint = error.hint
         if isinstance(error, UnsupportedModel):

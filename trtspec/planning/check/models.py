@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a single model: its tokenizer against its weights, end ids, dtype, quantization and maximum text length."""
+"""Checks of a single model: tokenizer against weights, end ids, dtype, quantization and maximum text length."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROWS_HINT = (
 
 
 def check_rows(findings: Findings, path: str, source: Source, rows: int) -> None:
-    """Report a token whose id lacks an embedding row, and tokens that only the transformers tokenizer has."""
+    """Report a token whose id is beyond the embedding's `rows`, and tokens that only the transformers tokenizer has."""
     if TOKENIZER in source.absent or not (source.root / TOKENIZER).is_file() or not rows:
         return
     findings.attempt(path, "tokenizer", partial(_check_rows, findings, path, VocabularyFiles(source.root), rows))
@@ -72,7 +72,7 @@ def _check_rows(findings: Findings, path: str, files: VocabularyFiles, rows: int
 
 
 def check_end_ids(findings: Findings, path: str, source: Source) -> EndIds | None:
-    """Return the target's end ids; report an invalid value, and a model without end ids."""
+    """Return the ids of the target's end-of-text tokens; report an invalid value, and a model without end ids."""
     if findings.attempt(path, "generation-config", lambda: read_generation_config(source.root)) is None:
         return None
     files = VocabularyFiles(source.root)
@@ -91,7 +91,7 @@ def check_end_ids(findings: Findings, path: str, source: Source) -> EndIds | Non
 
 
 def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> None:
-    """List settings of generation_config.json that are not applied to requests, and report unsupported values."""
+    """Warn about settings of generation_config.json that are not applied to requests; report unsupported values."""
     takes_them = findings.loaded.recipe.serving.defaults == MODEL
     try:
         config = read_generation_config(source.root)
@@ -118,7 +118,7 @@ def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> 
 
 
 def _how_to_apply(left: Mapping[str, object]) -> str:
-    """Return how to apply settings: with a recipe key or a request field."""
+    """Return a hint on applying settings of generation_config.json by a recipe key or by request fields."""
     fields = {"min_new_tokens": "min_tokens"} | {key: key for key in (*SAMPLING, "repetition_penalty")}
     own = [fields[key] for key in left if key in fields]
     taken = [name for name, each in backends().items() if MODEL in each.defaults]
@@ -142,7 +142,7 @@ WIDER = {"F32": "float32", "BF16": "bfloat16"}  # dtypes with values outside the
 
 
 def check_target(findings: Findings, chosen: Selection, target: CheckedModel) -> bool:
-    """Check the target alone; return whether its tokenizer can be compared with a draft's."""
+    """Check the target on its own; return True if no error was found, so that a draft's tokenizer can be compared."""
     source, before = target.source, findings.count_errors()
     if source is None:
         return False
@@ -159,7 +159,7 @@ def check_target(findings: Findings, chosen: Selection, target: CheckedModel) ->
 
 
 def check_format(findings: Findings, chosen: Selection, path: str, asked: ModelSource, model: SourceModel) -> None:
-    """Check a model's dtype, its parallelism and, if it is converted, its quantization."""
+    """Check a model's dtype and parallelism and, if it is converted, its quantization."""
     stored = WIDER.get(model.source.main_dtype)
     if stored and asked.dtype == "auto" and model.config.dtype == "float16":
         message = f"its {stored} weights are converted to float16, whose largest value is 65,504"
@@ -179,7 +179,7 @@ def check_format(findings: Findings, chosen: Selection, path: str, asked: ModelS
 
 
 def vocabulary_rows(checkpoint: CheckedModel) -> int:
-    """Return the number of rows of a model's embedding, 0 if unknown."""
+    """Return the number of rows of a model's embedding; 0 if unknown."""
     if checkpoint.model:
         return checkpoint.model.config.vocab_size
     try:
@@ -189,7 +189,7 @@ def vocabulary_rows(checkpoint: CheckedModel) -> int:
 
 
 def max_text_tokens(chosen: Selection, target: CheckedModel) -> int:
-    """Return the maximum tokens of a text of the target, 0 if unknown."""
+    """Return the maximum number of tokens of a text that the target supports on the backend; 0 if unknown."""
     if target.model:
         return chosen.positions(target.model.config)
     if chosen.converts or target.source is None:
@@ -204,7 +204,7 @@ def max_text_tokens(chosen: Selection, target: CheckedModel) -> int:
 
 
 def _rotary_scaling(target: CheckedModel, positions: int) -> RopeScaling | None:
-    """Return the rotary scaling of a target, or None if no family describes it and its scaling is unknown."""
+    """Return the target's RoPE scaling, or None if the target is not scaled or its scaling is unknown."""
     if target.model:
         config = target.model.config
         return None if config.local_rotary_base else config.rope_scaling  # Gemma 3 lists scaled positions already
@@ -228,7 +228,7 @@ def _check_sizes(findings: Findings, chosen: Selection, target: CheckedModel) ->
 
 
 def _stretching_hint(scaling: RopeScaling | None, limit: int, wanted: int) -> str:
-    """Return a hint on config.json if a scaling supports longer texts than the engine accepts."""
+    """Return a hint on editing config.json if the RoPE scaling supports longer texts than the engine accepts."""
     most = stretch(scaling, limit)
     if scaling is None or wanted > most or most <= limit:
         return ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a recipe without loading tensors, and report all diagnostics at their locations.
+"""Check of a whole recipe without loading tensors; all diagnostics are located in the recipe file.
 
-Defines the order of the checks and the context for the plan; the backend's own checks are last. Reads configs and
-headers; does not import torch.
+Defines the order of the checks, of which the backend's are last, and creates the context for the plan. Reads only
+configs and headers, and does not import torch.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from trtspec.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of a check; `context` is None if the recipe cannot be planned."""
+    """Diagnostics of a recipe, the context for its plan (None if it cannot be planned) and the target's end ids."""
 
     diagnostics: list[Diagnostic]
     context: PlanContext | None
-    end_ids: EndIds | None = None  # of the target, if they can be read
+    end_ids: EndIds | None = None  # None if they cannot be read
 
     @property
     def errors(self) -> list[Diagnostic]:
-        """Return the diagnostics that prevent a build."""
+        """Return the diagnostics of severity "error", which prevent a build."""
         return [each for each in self.diagnostics if each.severity == "error"]
 
 
 def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckResult:
     """Check a recipe against its checkpoints, method and backend.
 
-    With `will_prepare` a source that a build will download is not an error, and dependent checks are skipped.
+    With `will_prepare`, a source that a build will download is not an error, and the checks that read it are skipped.
     """
     recipe, findings = loaded.recipe, Findings(loaded, will_prepare)
     chosen = resolve_selection(findings)
@@ -74,12 +74,12 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
 
 
 def _check_rest(findings: Findings, recipe: Recipe) -> None:
-    """Check plugins, prompts, and the GPU's name unless the backend has checked it."""
+    """Check the plugins, the prompts of gates and, unless the backend has reported it, the GPU's name."""
     gpu, prompts = recipe.engine.gpu, recipe.gates.prompts
     if gpu and not any(each.path == "engine.gpu" for each in findings.diagnostics):
         findings.attempt("engine.gpu", "gpu", lambda: find_gpu(gpu))
     if recipe.plugins:
-        from trtspec.backends.common.steps import plan_recipe_library  # steps that build, which few recipes need
+        from trtspec.backends.common.steps import plan_recipe_library  # lazy: few recipes have plugins
 
         findings.attempt("plugins", "plugin", lambda: plan_recipe_library(recipe.plugins, gpu or ""))
     if prompts:
@@ -87,7 +87,7 @@ def _check_rest(findings: Findings, recipe: Recipe) -> None:
 
 
 def _warn_of_loosened(findings: Findings, recipe: Recipe, options: Options | None) -> None:
-    """Warn about each key that is less strict than its default; a `lossy` that violates a gate is already an error."""
+    """Warn about each key that is less strict than its default, and about lossy acceptance that no gate forbids."""
     hint = "remove it unless it is intended"
     for each in find_unsafe_overrides(recipe):
         findings.warn(each.path, "loosened", f"{each}; the default is safer", hint)
@@ -99,13 +99,13 @@ def _warn_of_loosened(findings: Findings, recipe: Recipe, options: Options | Non
 def _context(
     chosen: Selection, options: Options | None, target: CheckedModel, draft: CheckedModel
 ) -> PlanContext | None:
-    """Return the context for the backend, or None if a part is missing."""
+    """Return the context for the plan, or None if a part of it is missing."""
     speculation, method = chosen.recipe.speculation, chosen.method
     if method is None or options is None or chosen.choice is None or target.source is None:
         return None
     if (chosen.converts and target.model is None) or (speculation.draft is not None and draft.source is None):
         return None
-    asked = chosen.recipe.engine.max_seq_len  # an explicit length was checked; the default is limited by the positions
+    asked = chosen.recipe.engine.max_seq_len  # explicit lengths were checked; the default is cut to the positions
     max_seq_len = min(asked, max_text_tokens(chosen, target) or asked)
     return PlanContext(
         recipe=chosen.recipe.with_engine(max_seq_len=max_seq_len),

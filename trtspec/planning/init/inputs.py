@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a proposed recipe starts from: the GPUs, the checkpoints, and the methods that suit them.
+"""Inputs of a proposed recipe: the GPUs, the checkpoints, and the suitable methods.
 
-Only headers and configs of checkpoints are read.
+Reads only the headers and configs of checkpoints.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
 from trtspec.methods.base import Method, Suggestion, find_method, methods
 from trtspec.recipe.schema import Engine, ModelSource
 
-MOST_GPUS = 8  # assumed for a machine other than this one
+MOST_GPUS = 8  # assumed number of GPUs of a machine that is not this one
 
 
 @dataclass(frozen=True)
 class InitHardware:
-    """Number of GPUs of a kind, and the reason; `gpu` is None if unknown."""
+    """GPU model and number of GPUs for a proposed recipe, with the reason `why`; `gpu` is None if unknown."""
 
     gpu: Gpu | None
     count: int
@@ -32,7 +32,7 @@ class InitHardware:
 
 
 def machine_for(name: str | None) -> InitHardware:
-    """Return a machine with the named GPU, or this machine; TrtspecError for an unknown name."""
+    """Return the hardware with the named GPU, or this machine's if `name` is None; TrtspecError for an unknown name."""
     if name is not None:
         return InitHardware(find_gpu(name), MOST_GPUS, "set by --gpu")
     try:
@@ -50,7 +50,10 @@ def machine_for(name: str | None) -> InitHardware:
 
 @dataclass(frozen=True)
 class InputModel:
-    """A checkpoint: its recipe entry (directories as absolute paths), its headers, and the reason for its revision."""
+    """A checkpoint for a proposed recipe: its recipe entry (`asked`), its headers, and the reason for its revision.
+
+    A directory is an absolute path in the recipe entry.
+    """
 
     asked: ModelSource
     source: Source
@@ -58,14 +61,14 @@ class InputModel:
 
     @property
     def num_parameters(self) -> int:
-        """Return the total number of elements of its tensors."""
+        """Return the total number of elements of all tensors."""
         return sum(prod(tensor.shape) for tensor in self.source.tensors.values())
 
 
 def open_checkpoint(written: str) -> InputModel:
-    """Read a checkpoint given on the command line; a hub id gets its newest commit.
+    """Read a checkpoint given on the command line as a directory or a hub id, which is pinned to its newest commit.
 
-    CheckpointError if it is not a checkpoint or not accessible.
+    Raises CheckpointError if it is not a checkpoint or not accessible.
     """
     if is_hub_id(written):
         revision, why = choose_commit(written)
@@ -81,7 +84,7 @@ def open_checkpoint(written: str) -> InputModel:
 
 @dataclass(frozen=True)
 class MethodProposal:
-    """A proposed method, its options and reason, and its backend."""
+    """A proposed speculation method with its draft length, options and reason, and the backend that runs it."""
 
     method: str
     suggestion: Suggestion
@@ -91,9 +94,9 @@ class MethodProposal:
 def propose_methods(
     method: str | None, backend: str | None, target: Source, draft: Source | None, gpu: Gpu | None
 ) -> list[MethodProposal]:
-    """Return proposals, best first: the named method, the method of the draft, or methods without a draft.
+    """Return method proposals, best first: the named method, the draft's method, or all methods without a draft.
 
-    TrtspecError for an unknown method or backend, and for a method that does not fit the draft.
+    Raises TrtspecError for an unknown method or backend, and for a method that does not fit the draft.
     """
     suggestions = [_named(method, target, draft)] if method else _suggested(target, draft)
     engine = Engine(backend=backend or AUTO, gpu=gpu.name if gpu else None)
@@ -121,7 +124,7 @@ def _named(name: str, target: Source, draft: Source | None) -> tuple[str, Sugges
 
 
 def _suggested(target: Source, draft: Source | None) -> list[tuple[str, Suggestion]]:
-    """Return the best method for a draft, or all methods without a draft, best first."""
+    """Return the best method for the draft; without a draft, all methods that work without one, best first."""
     looked = draft or target
     found = [
         (name, suggestion)

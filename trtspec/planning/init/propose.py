@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the settings of a recipe from checkpoints: the first method, format and sizes without `check` errors.
+"""Choice of a recipe's settings from its checkpoints: the first method, format and sizes that pass `check`.
 
 The maximum text length and the number of GPUs follow from the backend's memory plan.
 """
@@ -28,15 +28,15 @@ from trtspec.recipe.schema import Parallel, Recipe
 from trtspec.recipe.yaml_tree import RecipeNode
 
 RANKS = (1, 2, 4, 8)
-USUAL_LEN, SHORT_LEN = 8192, 1024
+USUAL_LEN, SHORT_LEN = 8192, 1024  # longest and shortest proposed max_seq_len in tokens
 
 
 @dataclass(frozen=True)
 class Fit:
-    """GPUs for the target, maximum tokens of a text, and the memory plan of the fullest device.
+    """A number of GPUs for the target and a maximum text length, with the memory plan of the fullest device.
 
-    `fullest` is None if no device's memory is known. `holds` is True if everything fits. `longest` is the length that
-    was tried first.
+    `fullest` is None if the memory of all devices is unknown, `holds` is True if everything fits, and `longest` is the
+    text length that was tried first.
     """
 
     tensor: int
@@ -47,7 +47,7 @@ class Fit:
 
     @property
     def why(self) -> str:
-        """Return the used memory of the fullest device as text, and whether it is too much; "" if unknown."""
+        """Return a description of the memory used on the fullest device and of any excess; "" if unknown."""
         if self.fullest is None:
             return ""
         taken, limit = (count / 2**30 for count in (self.fullest.total_bytes, self.fullest.limit_bytes))
@@ -55,7 +55,7 @@ class Fit:
 
 
 def text_len(backend: Backend, target: SourceModel | None, draft: SourceModel | None) -> tuple[int, str]:
-    """Return the tokens of the longest text that fits both models, at most the usual length, and the reason."""
+    """Return the longest text in tokens that both models support, at most USUAL_LEN, and the limiting reason."""
     if target is None:
         return 2048, "the default: the target's positions are unknown"
     models = {"the target's maximum positions": target} | ({"the draft's maximum positions": draft} if draft else {})
@@ -65,7 +65,7 @@ def text_len(backend: Backend, target: SourceModel | None, draft: SourceModel | 
 
 
 def fit(context: PlanContext, backend: Backend, machine: InitHardware) -> Fit:
-    """Return the fewest GPUs that hold the longest text; shorter texts are tried if no number of GPUs does.
+    """Return the fewest GPUs that hold the longest text; if no number of GPUs does, halve the text length and retry.
 
     If nothing fits, return the longest text on the most GPUs.
     """
@@ -77,7 +77,7 @@ def fit(context: PlanContext, backend: Backend, machine: InitHardware) -> Fit:
 
 
 def _ranks(context: PlanContext, backend: Backend, machine: InitHardware) -> list[int]:
-    """Return the numbers of GPUs that the target can be distributed over."""
+    """Return the numbers of GPUs over which the target can be divided, in ascending order."""
     if machine.gpu is None or backend.in_process:
         return [1]
     return [count for count in RANKS if count <= machine.count and _divides(context, backend, count)]
@@ -114,9 +114,9 @@ ONLINE = "--set target.quantization.weights=fp8 quantizes it to FP8 while loadin
 
 @dataclass(frozen=True)
 class RecipeCandidate:
-    """A possible proposal before its sizes are determined, with everything that determines the choices.
+    """A combination of method, backend and storage format, before the sizes of the recipe are determined.
 
-    `quantization` is the recipe value for weights and KV cache, "" for unchanged.
+    `quantization` is the recipe value for the weights and the KV cache; "" leaves both unchanged.
     """
 
     name: RecipeChoice
@@ -141,9 +141,9 @@ def propose(
     machine: InitHardware,
     ways: Sequence[MethodProposal],
 ) -> tuple[RecipeChoice, ...]:
-    """Return the choices of the first candidate without errors, else of the candidate with the fewest errors.
+    """Return the settings of the first candidate that passes `check`, else of the candidate with the fewest errors.
 
-    CheckpointError for a model that the backend cannot run.
+    Raises CheckpointError for a model that the backend cannot run.
     """
     best: tuple[RecipeChoice, ...] = ()
     fewest, refused = None, ""
@@ -164,7 +164,7 @@ def propose(
 
 
 def _read(given: InputModel, way: MethodProposal, backend: Backend) -> SourceModel | None:
-    """Return a model, or None for an unknown family if the backend does not convert."""
+    """Parse a model; return None for an unknown family that the backend runs unconverted."""
     try:
         return read_model(given.source, "auto")
     except CheckpointError as error:
@@ -176,7 +176,7 @@ def _read(given: InputModel, way: MethodProposal, backend: Backend) -> SourceMod
 
 
 def _formats(backend: Backend, machine: InitHardware, model: SourceModel | None) -> list[tuple[str, str]]:
-    """Return the possible storage formats of the target, best first, as in a candidate, and their reasons."""
+    """Return the possible values of RecipeCandidate.quantization with their reasons, best first."""
     gpu = machine.gpu
     if model is None or not backend.converts:
         return [("", "this backend runs the checkpoint unchanged")]
@@ -193,7 +193,7 @@ def _formats(backend: Backend, machine: InitHardware, model: SourceModel | None)
 
 
 def _sized(candidate: RecipeCandidate, refused: str) -> tuple[tuple[RecipeChoice, ...], CheckResult]:
-    """Return a candidate's choices with sizes that fit its memory, and the result of `check`."""
+    """Return a candidate's settings with sizes that fit its memory, and the result of `check` on them."""
     backend = candidate.backend
     length = text_len(backend, candidate.target_model, candidate.draft_model)
     fitted = Fit(1, length[0], None, True, length[0])
@@ -208,7 +208,7 @@ def _sized(candidate: RecipeCandidate, refused: str) -> tuple[tuple[RecipeChoice
 
 
 def _quantizes_while_loading(candidate: RecipeCandidate, choices: Sequence[RecipeChoice]) -> bool:
-    """Return whether the engine can quantize an unquantized checkpoint to FP8 while loading, on the chosen GPU."""
+    """Return True if the engine can quantize the checkpoint to FP8 while loading it on the selected GPU."""
     gpu, model = candidate.machine.gpu, candidate.target_model
     if candidate.backend.converts or not (gpu and gpu.has_fp8) or (model and model.prequantized):
         return False
@@ -218,7 +218,7 @@ def _quantizes_while_loading(candidate: RecipeCandidate, choices: Sequence[Recip
 
 
 def _examine(choices: Sequence[RecipeChoice]) -> CheckResult:
-    """Return the result of `check` for choices that are not in a file yet."""
+    """Run `check` on settings that are not in a file yet."""
     nowhere = RecipeNode({}, Mark(), Mark(), Path())
     loaded = LoadedRecipe(Recipe.model_validate(build_document(choices)), Path(), nowhere)
     return check_recipe(loaded)
@@ -301,6 +301,6 @@ def _engine_choices(candidate: RecipeCandidate, fitted: Fit, length: tuple[int, 
 
 
 def _numbers(version: str) -> tuple[list[int], bool, str]:
-    """Return the sort key of a version: 1.4.0rc1 comes before 1.4.0."""
+    """Return the sort key of a version, in which 1.4.0rc1 precedes 1.4.0."""
     release, pre = re.fullmatch(r"([0-9.]*)(.*)", version, re.DOTALL).groups()  # type: ignore[union-attr]
     return [int(part) for part in release.split(".") if part], not pre, pre

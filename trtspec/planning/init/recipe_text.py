@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proposed recipe as a list of choices in file order, from which its data and text are made."""
+"""A proposed recipe as a list of settings in file order, and its rendering as plain data and as YAML text."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HEAD = f"""\
 # Written by trtspec init: a proposal with the reason for each line. Change what you know better.
 """
 PLAIN = re.compile(r"[A-Za-z./~][A-Za-z0-9_./@-]*")
-WORDS = {"true", "false", "null", "~", ".inf", ".nan"}  # YAML does not read these as text
+WORDS = {"true", "false", "null", "~", ".inf", ".nan"}  # plain scalars that YAML does not read as strings
 
 
 @dataclass(frozen=True)
 class RecipeChoice:
-    """A recipe key by dotted path, its value and the reason; value None omits the key."""
+    """The value of a recipe key, given by its dotted path, with the reason for it; the value None omits the key."""
 
     path: str
     value: Any
@@ -34,6 +34,7 @@ class RecipeChoice:
 
 
 def build_document(choices: Sequence[RecipeChoice]) -> dict[str, Any]:
+    """Return the settings as the nested plain data of a recipe."""
     document: dict[str, Any] = {}
     for choice in choices:
         *sections, key = choice.path.split(".")
@@ -46,7 +47,7 @@ def build_document(choices: Sequence[RecipeChoice]) -> dict[str, Any]:
 
 
 def relative_to(choices: Sequence[RecipeChoice], base: Path) -> list[RecipeChoice]:
-    """Return the choices with model directories relative to `base`."""
+    """Return the settings with model directories made relative to `base`."""
     return [
         replace(choice, value=relative_model(choice.value, base)) if choice.path.endswith(".model") else choice
         for choice in choices
@@ -54,7 +55,7 @@ def relative_to(choices: Sequence[RecipeChoice], base: Path) -> list[RecipeChoic
 
 
 def relative_model(model: str, base: Path) -> str:
-    """Return a model as written in a recipe in `base`: a directory relative to it, or a hub id unchanged."""
+    """Return a model as spelled in a recipe in directory `base`: a relative directory, or an unchanged hub id."""
     if not is_directory(model):
         return model
     relative = os.path.relpath(model, base)
@@ -62,7 +63,7 @@ def relative_model(model: str, base: Path) -> str:
 
 
 def render(choices: Sequence[RecipeChoice]) -> str:
-    """Return the recipe's text: one line per choice, followed by its reason, or preceded by it if both are long."""
+    """Return the YAML text: one line per setting, with its reason as a comment at its end or, if long, above it."""
     lines: list[str] = []
     written: set[tuple[str, ...]] = set()
     for choice in choices:

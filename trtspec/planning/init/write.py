@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec init`: propose a recipe, write it next to its schema, and check the written file."""
+"""Implementation of `trtspec init`: propose a recipe, write it and its JSON Schema, and check the written file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trtspec.recipe.schema import NAME, PATTERN_DESCRIPTIONS
 
 @dataclass(frozen=True)
 class InitResult:
-    """A written recipe: its path, its choices, and the diagnostics of `check`."""
+    """A written recipe: its path, its settings, and the diagnostics of `check`."""
 
     path: Path
     choices: list[RecipeChoice]
@@ -32,7 +32,7 @@ class InitResult:
 
     @property
     def is_fit(self) -> bool:
-        """Return whether the recipe can be built."""
+        """Return True if the recipe can be built."""
         return not any(problem.severity == "error" for problem in self.problems)
 
 
@@ -47,10 +47,11 @@ def make_recipe(
     backend: str | None = None,
     force: bool = False,
 ) -> InitResult:
-    """Write the recipe to `out`, or to NAME.yaml here, and check it; an existing file is replaced only with `force`.
+    """Write a proposed recipe to `out` (default: NAME.yaml in the current directory) and check it.
 
-    trtspec decides the arguments that are None.
-    TrtspecError for inputs that cannot be read, named or written; incompatibilities are in the result's diagnostics.
+    Arguments that are None are chosen automatically. An existing file is replaced only with `force`. Raises
+    TrtspecError for inputs that cannot be read, named or written; other incompatibilities are in the result's
+    diagnostics.
     """
     named = _name(name, target)
     path = out or Path(f"{named.value}.yaml")
@@ -64,13 +65,13 @@ def make_recipe(
         choices = relative_to(propose(named, served, drafter, machine, found), Path(os.path.abspath(path)).parent)
         _write(path, render(choices))
         return InitResult(path, choices, check_recipe(load_recipe(path)).diagnostics)
-    except CheckpointError as error:  # with the ids of hub models instead of their paths in the cache
+    except CheckpointError as error:  # show hub ids instead of paths in the hub cache
         where = with_model_ids(error.where) if error.where else None
         raise CheckpointError(with_model_ids(error.message), where=where, hint=error.hint) from error
 
 
 def _name(given: str | None, target: str) -> RecipeChoice:
-    """Return the recipe's name: the given one, else one derived from the target."""
+    """Return the setting of the recipe's name: the given name, or one derived from the target."""
     if given is not None:
         if not re.fullmatch(NAME, given):
             raise TrtspecError(f"{given!r} is not {PATTERN_DESCRIPTIONS[NAME]}", where="--name")
@@ -81,7 +82,7 @@ def _name(given: str | None, target: str) -> RecipeChoice:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the recipe and, if missing or outdated, the schema for editors next to it."""
+    """Write the recipe and, if it is missing or outdated, the JSON Schema for editors next to it."""
     schema, beside = json.dumps(editor_schema(), indent=2, ensure_ascii=False) + "\n", path.with_name(SCHEMA_FILE)
     try:
         replace_file(path, text.encode())

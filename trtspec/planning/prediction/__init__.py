@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predict the effect of speculation before a build; docs/planning.md has the formulas and their sources."""
+"""Prediction of the effect of speculation before a build; docs/planning.md has the formulas and their sources."""

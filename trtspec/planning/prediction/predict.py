@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a recipe into a prediction, or give the reason why it cannot be predicted; warn if drafting cannot pay.
+"""Prediction of the speed-up that a recipe gets from drafting, and the warning that drafting cannot pay off.
 
-`describe_prediction` returns it as plain data, with costs and the best place of the draft: the `predicted` section of
-`plan --json`.
+`describe_prediction` returns the section `predicted` of `plan --json`, with costs and the best placement of the draft.
 """
 
 from __future__ import annotations
@@ -30,18 +29,19 @@ from trtspec.planning.prediction.speedup import (
 )
 from trtspec.recipe.schema import Speculation
 
-LEAST_WEIGHTS = 10**9  # steps of smaller targets are mostly overhead, which was fitted to 7 billion weights and more
+LEAST_WEIGHTS = 10**9  # smaller targets are dominated by overhead, which was fitted to models from 7 billion weights on
 
 
 class Unpredictable(Exception):
-    """A recipe cannot be predicted; the message is the reason."""
+    """Raised if the speed of a recipe cannot be predicted; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The costs of target and draft (`pair`), the recipe's draft length in tokens and the lengths the method supports.
+    """Inputs of a prediction: the costs of target and draft, the recipe's draft length, and the supported lengths.
 
-    `depths` is empty if options determine the length, as for trees and nets trained for a fixed block.
+    `depths` is empty if the options determine the length, as for trees and for block drafters trained for a fixed
+    length.
     """
 
     pair: TargetDraftPair
@@ -50,7 +50,7 @@ class Prediction:
 
 
 def predict(context: PlanContext) -> Prediction:
-    """Return the prediction for a recipe that passed its check; Unpredictable if that is impossible."""
+    """Return the prediction for a recipe that passed its check; raises Unpredictable with the reason otherwise."""
     shape = context.draft_shape
     if not shape.max_depth:
         raise Unpredictable("nothing is drafted")
@@ -80,10 +80,10 @@ def predict(context: PlanContext) -> Prediction:
 
 
 def step_cost(context: PlanContext) -> float:
-    """Return the cost of a step that drafts in steps of the target alone, by the time to read weights.
+    """Return the cost of a step that drafts and verifies, relative to a step of the target alone.
 
-    This holds for one request at a time (arXiv:2211.17192, theorem 3.8); a draft must yield more tokens per step than
-    this to pay. Unpredictable if the drafter is unknown.
+    The cost is the time to read the weights for one request (arXiv:2211.17192, theorem 3.8). Drafting pays off if it
+    yields more tokens per step than this cost. Raises Unpredictable if the drafter is unknown.
     """
     target, depth = _target_work(context), context.draft_shape.max_depth
     return reading_cost(target, draft_work(context, target), context.method.draft_passes, depth, _breadth(context))
@@ -95,12 +95,15 @@ def _target_work(context: PlanContext) -> Work:
 
 
 def _breadth(context: PlanContext) -> float:
-    """Return the number of verified tokens per position."""
+    """Return the number of verified tokens per draft position; 1 for a chain, more for a tree."""
     return context.draft_shape.max_tokens / context.draft_shape.max_depth
 
 
 def draft_work(context: PlanContext, target: Work) -> Work | None:
-    """Return the work of a drafter's pass, None without a model; Unpredictable if it is unknown."""
+    """Return the work of a drafter's forward pass, or None for a drafter without weights.
+
+    Raises Unpredictable if the work is unknown.
+    """
     draft, method, source = context.recipe.speculation.draft, context.method, context.sources.get("draft")
     if method.draft_passes == "none":
         return None
@@ -118,7 +121,7 @@ HIGH_RATE = 0.9  # acceptance rates are rarely higher
 
 
 def warn_if_slower(context: PlanContext) -> list[Diagnostic]:
-    """Return a warning if drafting cannot pay at the recipe's max_batch_size at any realistic acceptance rate."""
+    """Return a warning if drafting cannot pay off at the recipe's max_batch_size at any realistic acceptance rate."""
     texts = context.recipe.engine.max_batch_size
     try:
         found = predict(context)
@@ -135,7 +138,7 @@ def warn_if_slower(context: PlanContext) -> list[Diagnostic]:
 
 
 def scheduled_depth(speculation: Speculation, depth: int, texts: int) -> int:
-    """Return the number of consecutive tokens drafted for a number of requests."""
+    """Return the draft length for `texts` concurrent requests: `depth`, unless the recipe has a schedule."""
     if not speculation.schedule:
         return depth
     return next((entry.draft_len for entry in speculation.schedule if texts <= entry.max_batch), 0)
@@ -151,17 +154,20 @@ def _hint(context: PlanContext, found: Prediction, depth: int) -> str:
 
 
 def dollars_per_million(gpu_price: float, gpus: int, tokens_per_s: float) -> float:
-    """Return the dollars per million tokens of fully used GPUs, at dollars per GPU and hour."""
+    """Return the dollars per million tokens on fully used GPUs; `gpu_price` is in dollars per GPU and hour."""
     return gpu_price * gpus / 3600 / tokens_per_s * 1e6
 
 
-# https://www.intel.com/content/www/us/en/products/sku/231746/: eight channels of DDR5-4800, 56 cores with AMX
+# A CPU as a draft device: eight channels of DDR5-4800, 56 cores with AMX.
 CPU = Gpu("cpu", "", 0, 0, 307e9, 50e12, 0, 0, "https://www.intel.com/content/www/us/en/products/sku/231746/")
 
 
 @dataclass(frozen=True)
 class PlacementOption:
-    """A possible device: the speed-up, the speed-up per GPU (0 if it does not fit), and the seconds of a draft pass."""
+    """A possible placement of a draft: the seconds of a draft pass, the speed-up, and the speed-up per GPU in use.
+
+    `speedup_by_gpu` is 0 if the draft does not fit.
+    """
 
     where: str
     pass_s: float
@@ -178,7 +184,7 @@ class PlacementChoice:
 
 
 def choose_placement(pair: TargetDraftPair, rate: float, depth: int, texts: int, *, has_room: bool) -> PlacementChoice:
-    """Return the best place for the draft of a pair, by speed-up per GPU in use.
+    """Return the placement of a draft model with the highest speed-up per GPU in use.
 
     `has_room` is True if the draft fits on the target's GPUs together with the target.
     """
@@ -218,7 +224,7 @@ Document = dict[str, Any]
 
 
 def describe_prediction(context: PlanContext, gpu_price: float | None = None) -> Document:
-    """Return the prediction for a recipe that drafts, or {"why_not": the reason}."""
+    """Return the prediction for a recipe that drafts, or {"why_not": reason}."""
     try:
         found = predict(context)
     except Unpredictable as reason:
@@ -242,12 +248,12 @@ def describe_prediction(context: PlanContext, gpu_price: float | None = None) ->
 
 
 def batches_up_to(most: int) -> list[int]:
-    """Return the batch sizes to predict: the standard ones that the recipe allows, and its largest."""
+    """Return the batch sizes to predict, in ascending order: all of BATCHES up to `most`, and `most` itself."""
     return sorted({*(texts for texts in BATCHES if texts <= most), most})
 
 
 def _batch(found: Prediction, texts: int, gpu_price: float | None, context: PlanContext) -> Document:
-    """Return the throughput of a batch, alone and by acceptance rate."""
+    """Return step times, throughput and speed-ups at one batch size; with a GPU price, also the cost per token."""
     seconds = found.pair.alone_seconds(texts)
     speedup = {str(rate): round(found.pair.speedup(rate, found.depth, texts), 2) for rate in RATES}
     document = {
@@ -276,7 +282,7 @@ def _by_rate(found: Prediction, rate: float, most: int) -> Document:
 
 
 def _published(context: PlanContext, found: Prediction) -> Document | None:
-    """Return the speed-up at batch 1 with the published acceptance rates of the method."""
+    """Return the speed-up at batch size 1 with the method's published acceptance rates, or None without them."""
     known = published_acceptance(context.recipe.speculation.method)
     if known is None:
         return None
@@ -291,7 +297,7 @@ def _published(context: PlanContext, found: Prediction) -> Document | None:
 
 
 def _placement(context: PlanContext, found: Prediction) -> Document | None:
-    """Return the best placement of a draft model at batch 1, or None for other drafters."""
+    """Return the best placement of a draft model at batch size 1, or None for other drafters."""
     if context.method.drafts_with != "model":
         return None
     gpus = find_backend(context.choice.name).memory(context)

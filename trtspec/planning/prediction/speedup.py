@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time of a pass on GPUs, and the speed-up of drafting over the target alone. Independent of recipes.
+"""Time of a forward pass on GPUs, and speed-up of drafting over the target alone. Independent of recipes.
 
-A pass takes the time for reading plus that for computing, and the overhead of layers and all-reduces. A roofline
-(doi:10.1145/1498765.1498785) takes the maximum of the two; published batches are slower than that, and the sum fits
-them (docs/planning.md). `published.yaml` has the efficiency of real engines, fitted to published measurements.
+The time of a pass is the sum of the times for reading and for computing, and the overhead of layers and all-reduces. A
+roofline model (doi:10.1145/1498765.1498785) takes the maximum of the two. Published batches are slower than that
+maximum, and the sum fits them (docs/planning.md). `published.yaml` has the efficiency of real engines, fitted to
+published measurements.
 
 With an acceptance rate a per token, a step of draft_len k produces (1 - a^(k+1)) / (1 - a) tokens on average, and costs
 k draft steps and one step of the target (Leviathan et al. 2023, arXiv:2211.17192, theorem 3.8). For a tree, the
-acceptance rate of a depth is the probability that a child of an accepted node is accepted (Sequoia, arXiv:2402.12374).
+acceptance rate at a depth is the probability that a child of an accepted node is accepted (Sequoia, arXiv:2402.12374).
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ HOPPER_SM = 90
 
 @dataclass(frozen=True)
 class EfficiencyData:
-    """The shares of a GPU's bandwidth and arithmetic that a pass reaches, and additional seconds.
+    """Fractions of a GPU's peak bandwidth and arithmetic that a pass reaches, and fixed overheads in seconds.
 
-    `layer_s` is a layer's time other than reading and computing (launches, norms, waiting for other GPUs), `draft_s` is
-    added per draft pass, and `step_s` per step that drafts: preparation, acceptance, sampling. `fitted_to` lists the
-    rows that these values were fitted to.
+    `layer_s` is added per layer (launches, norms, waiting for other GPUs), `draft_s` per draft pass, and `step_s` per
+    step that drafts (preparation, acceptance, sampling). `fitted_to` lists the rows that these values were fitted to.
     """
 
     bandwidth: float
@@ -45,13 +45,13 @@ class EfficiencyData:
 
 @dataclass(frozen=True)
 class PublishedAcceptance:
-    """Published acceptance of a method's drafts: the rate at each depth, and the source."""
+    """Published acceptance rates of a method, one per draft depth, and their source."""
 
     rates: tuple[float, ...]
     source: str
 
     def at_depth(self, depth: int) -> list[float]:
-        """Return the rates of the first `depth` tokens; the last published rate is repeated if necessary."""
+        """Return the rates of the first `depth` draft tokens; the last published rate is repeated if necessary."""
         return [self.rates[min(number, len(self.rates) - 1)] for number in range(depth)]
 
 
@@ -63,29 +63,30 @@ def _published() -> dict[str, Any]:
 
 @cache
 def load_efficiency(generation: str) -> EfficiencyData:
-    """Return the efficiency of a GPU generation that has published rows."""
+    """Return the fitted efficiency of a GPU generation, "hopper" or "ampere"."""
     found = _published()["reached"][generation]
     return EfficiencyData(**found | {"fitted_to": tuple(found["fitted_to"])})
 
 
 def published_acceptance(method: str) -> PublishedAcceptance | None:
+    """Return the published acceptance rates of a method, or None if they are unknown."""
     found = _published()["acceptance"].get(method)
     return PublishedAcceptance(tuple(found["rates"]), found["source"]) if found else None
 
 
-REDUCES = 2  # per layer: after attention and after the MLP
+REDUCES = 2  # all-reduces per layer: after attention and after the MLP
 
 
 @dataclass(frozen=True)
 class GpuGroup:
-    """GPUs that share each layer of a model; pipeline stages run sequentially, so they do not change the time."""
+    """A tensor-parallel group of GPUs; pipeline stages run sequentially and do not change the time of a pass."""
 
     gpu: Gpu
     tensor: int = 1
 
     @cached_property
     def reached(self) -> EfficiencyData:
-        """Return the efficiency of engines on its GPUs: Blackwell counts as Hopper, older GPUs as Ampere."""
+        """Return the efficiency of engines on these GPUs: Blackwell counts as Hopper, older GPUs count as Ampere."""
         return load_efficiency("hopper" if self.gpu.sm >= HOPPER_SM else "ampere")
 
 
@@ -101,7 +102,7 @@ def pass_seconds(work: Work, machine: GpuGroup, texts: int, new_tokens: float, c
 
 
 def _reducing(work: Work, machine: GpuGroup, tokens: int) -> float:
-    """Return a layer's seconds of communication: in a ring each GPU sends and receives nearly everything twice."""
+    """Return the seconds of a layer's ring all-reduces, in which each GPU sends nearly the whole activation twice."""
     if machine.tensor == 1:
         return 0.0
     sent = 2 * (machine.tensor - 1) / machine.tensor * tokens * work.hidden_size * ITEM_BYTES
@@ -114,7 +115,7 @@ Passes: TypeAlias = Literal["none", "one", "each"]  # drafter passes per step, a
 
 
 def expected_tokens(acceptance_rate: float, draft_len: int) -> float:
-    """Return the mean number of tokens per step."""
+    """Return the mean number of tokens per step with a chain of `draft_len` drafted tokens."""
     if acceptance_rate >= 1.0:
         return draft_len + 1.0
     return (1.0 - acceptance_rate ** (draft_len + 1)) / (1.0 - acceptance_rate)
@@ -126,14 +127,14 @@ def expected_speedup(acceptance_rate: float, draft_len: int, draft_cost: float) 
 
 
 def drafter_passes(passes: Passes, depth: int, breadth: float) -> tuple[int, float]:
-    """Return the number of drafter passes per step, and the new tokens per text in each."""
+    """Return the number of drafter passes per step, and the number of new tokens per text in each pass."""
     if passes == "none":
         return 0, 0.0
     return (1, depth * breadth) if passes == "one" else (depth, breadth)
 
 
 def reading_cost(target: Work, draft: Work | None, passes: Passes, depth: int, breadth: float) -> float:
-    """Return the weight bytes read by a step that drafts for one text, relative to the target alone."""
+    """Return the weight bytes read by a step that drafts for one text, relative to a step of the target alone."""
     times, tokens = drafter_passes(passes, depth, breadth)
     drafting = times * draft.weight_bytes(round(tokens)) if draft else 0.0
     return (target.weight_bytes(1 + round(depth * breadth)) + drafting) / target.weight_bytes(1)
@@ -141,9 +142,9 @@ def reading_cost(target: Work, draft: Work | None, passes: Passes, depth: int, b
 
 @dataclass(frozen=True)
 class DrafterCost:
-    """The drafter; `work` is None if tokens are looked up, and `machine` is where it runs.
+    """Cost of a drafter on `machine`; `work` is None if drafts are looked up instead of computed.
 
-    A tree of depth d verifies `breadth` times d tokens.
+    A draft of depth d has d times `breadth` tokens; `breadth` is above 1 for trees.
     """
 
     work: Work | None
@@ -152,7 +153,7 @@ class DrafterCost:
     breadth: float = 1.0
 
     def seconds(self, depth: int, texts: int, context: int) -> float:
-        """Return the drafting time of a step."""
+        """Return the seconds that drafting adds to a step for `texts` texts of `context` tokens."""
         passes, tokens = drafter_passes(self.passes, depth, self.breadth)
         if self.work is None or not passes:
             return 0.0
@@ -161,7 +162,7 @@ class DrafterCost:
 
 @dataclass(frozen=True)
 class TargetDraftPair:
-    """A target and its drafter, at a context length in tokens."""
+    """Costs of a target and its drafter at a context length in tokens."""
 
     target: Work
     machine: GpuGroup
@@ -174,7 +175,7 @@ class TargetDraftPair:
         return pass_seconds(self.target, self.machine, texts, 1, self.context)
 
     def step_seconds(self, texts: int, depth: int) -> float:
-        """Return the seconds of a step that drafts and verifies, or of the target alone if `depth` is 0."""
+        """Return the seconds of a step that drafts and verifies `depth` tokens; with depth 0, the target runs alone."""
         if not depth:
             return self.alone_seconds(texts)
         verified = 1 + depth * self.drafting.breadth
@@ -182,13 +183,14 @@ class TargetDraftPair:
         return verifying + self.drafting.seconds(depth, texts, self.context) + self.machine.reached.step_s
 
     def speedup(self, rate: float, depth: int, texts: int) -> float:
-        """Return the speed-up over the target alone, with one acceptance rate for all depths."""
+        """Return the speed-up over the target alone, assuming the same acceptance rate at all depths."""
         return expected_tokens(rate, depth) * self.step_ratio(depth, texts)
 
     def step_ratio(self, depth: int, texts: int) -> float:
-        """Return the time of a step of the target alone relative to one that drafts; times the tokens, the speed-up.
+        """Return the duration of a target-only step divided by the duration of a step that drafts.
 
-        Values are cached, because they are equal for all acceptance rates.
+        Multiplied by the mean tokens per step, the ratio is the speed-up. Ratios are cached, because they do not depend
+        on the acceptance rate.
         """
         key = (depth, texts)
         if key not in self._known:
@@ -196,20 +198,20 @@ class TargetDraftPair:
         return self._known[key]
 
     def best_depth(self, rate: float, depths: Sequence[int], texts: int) -> int:
-        """Return the fastest depth, 0 if none is faster than the target alone."""
+        """Return the depth with the highest speed-up, or 0 if none is faster than the target alone."""
         best = max(depths, key=lambda depth: self.speedup(rate, depth, texts), default=0)
         return best if best and self.speedup(rate, best, texts) > 1 else 0
 
     def break_even(self, rate: float, depth: int) -> int | None:
-        """Return the fewest texts at which drafting is not faster than the target alone, None if it always is.
+        """Return the smallest batch at which drafting does not pay, or None if it pays up to MOST_TEXTS texts.
 
-        Every batch size is tried: with experts, small batches can be slower than one text.
+        Every batch size is tried, because with experts, small batches can be slower than a single text.
         """
         slow = (texts for texts in range(1, MOST_TEXTS + 1) if self.speedup(rate, depth, texts) <= 1)
         return next(slow, None)
 
     def schedule(self, rate: float, depths: Sequence[int], most_texts: int) -> list[tuple[int, int]]:
-        """Return (most texts, depth) in the form of `speculation.schedule`, with decreasing depths."""
+        """Return (maximum batch, depth) pairs for `speculation.schedule`; depths decrease as batches grow."""
         found: list[tuple[int, int]] = []
         allowed = list(depths)
         powers = (1 << power for power in range(most_texts.bit_length()))
@@ -223,5 +225,5 @@ class TargetDraftPair:
 
 
 def tree_tokens(rates: Sequence[float]) -> float:
-    """Return the mean tokens of a step, from the acceptance rate of each depth."""
+    """Return the mean number of tokens per step, given the acceptance rate at each depth."""
     return 1 + sum(prod(rates[: depth + 1]) for depth in range(len(rates)))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rule-based advice on whether to speculate and with which method; see docs/advise.md."""
+"""Rule-based advice on speculation and on the choice of its method; docs/advise.md describes the rules."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice from facts by the rules of `rules.yaml`: the deciding rule, other rules that apply, and missing facts."""
+"""Advice from known facts by the rules in `rules.yaml`: a verdict, methods to try, and facts that could change them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtspec.core.paths import load_package_yaml
 
 @dataclass(frozen=True)
 class AdvisorFact:
-    """A fact with its source: "told" (an option), "derived", a URL or the name of a recipe."""
+    """A fact and its source: "told" (a command-line option), "derived", a URL, or the name of a recipe."""
 
     value: Any
     source: str
@@ -24,7 +24,7 @@ class AdvisorFact:
 
 AdvisorFacts = Mapping[str, AdvisorFact]
 
-# Facts and the options that supply them.
+# Facts and the command-line options that supply them.
 FACT_OPTIONS = {
     "concurrency": "--concurrency",
     "request_rate": "--request-rate",
@@ -42,13 +42,13 @@ FACT_OPTIONS = {
 }
 
 
-# Facts computed from others. The first is Little's law (doi:10.1287/opre.9.3.383), without the time to first token.
+# Facts computed from other facts. The concurrency follows Little's law (doi:10.1287/opre.9.3.383), without the TTFT.
 DERIVED: dict[str, tuple[tuple[str, ...], Callable[..., float]]] = {
     "concurrency": (("request_rate", "output_tokens", "tpot_ms"), lambda rate, tokens, ms: rate * tokens * ms / 1e3),
     "prompt_ratio": (("prompt_tokens", "output_tokens"), lambda prompt, output: prompt / output),
     "tpot_ratio": (("tpot_ms", "tpot_target_ms"), lambda tpot, target: tpot / target),
 }
-# Facts from the planner and the facts that it needs; "recipe" is set if a recipe was given.
+# Facts from the planner, each with the facts that it requires; "recipe" is known if a recipe was given.
 PLANNED: dict[str, tuple[str, ...]] = {
     "recipe_method": (),
     "largest_batch": (),
@@ -60,7 +60,7 @@ RECIPE = "RECIPE"
 
 
 def with_derived(answers: AdvisorFacts) -> dict[str, AdvisorFact]:
-    """Return the facts with derived ones added; given and measured facts are kept."""
+    """Return the facts with derived facts added; facts that are already known are kept."""
     found = dict(answers)
     for name, (needed, compute) in DERIVED.items():
         if name not in found and all(each in found for each in needed):
@@ -69,7 +69,7 @@ def with_derived(answers: AdvisorFacts) -> dict[str, AdvisorFact]:
 
 
 def missing_options(name: str, answers: AdvisorFacts) -> set[str] | None:
-    """Return the options still required for a fact, or None if no option can supply it."""
+    """Return the command-line options that are missing for a fact, or None if no option can supply it."""
     if name in answers:
         return set()
     if name in FACT_OPTIONS:
@@ -83,7 +83,7 @@ def missing_options(name: str, answers: AdvisorFacts) -> set[str] | None:
 
 
 def all_missing_options(names: Iterable[str], answers: AdvisorFacts) -> set[str] | None:
-    """Return the options still required for all facts, or None if one of them cannot be supplied."""
+    """Return the command-line options that are missing for all the facts, or None if one of them cannot be supplied."""
     each = [missing_options(name, answers) for name in names]
     return None if None in each else {option for options in each for option in options or ()}
 
@@ -93,7 +93,10 @@ VERDICTS = ("no", "measure", "yes")  # in order of precedence
 
 @dataclass(frozen=True)
 class Condition:
-    """Condition on a fact; `least` and `most` are inclusive, `above` and `below` exclusive. Empty accepts any value."""
+    """Condition on a fact: `least` and `most` are inclusive bounds, `above` and `below` exclusive ones.
+
+    `among` lists the allowed values. An empty condition accepts any value.
+    """
 
     least: float | None = None
     most: float | None = None
@@ -113,7 +116,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class AdviceRule:
-    """A rule: a verdict (`says`) or the `methods` to try, with reason, source and conditions."""
+    """A rule of `rules.yaml`: a verdict (`says`) or the `methods` to try, with its reason, source and conditions."""
 
     name: str
     why: str
@@ -124,11 +127,11 @@ class AdviceRule:
     unless: Mapping[str, Condition] = field(default_factory=dict)
 
     def fires(self, answers: AdvisorFacts) -> bool:
-        """Return whether all facts of `when` are known and the conditions are met."""
+        """Return True if all facts of `when` are known and no condition of `when` or `unless` excludes the rule."""
         return all(name in answers for name in self.when) and self.could_fire(answers)
 
     def could_fire(self, answers: AdvisorFacts) -> bool:
-        """Return whether no known fact violates the conditions."""
+        """Return True if no known fact violates the conditions, so that unknown facts could make the rule apply."""
         return not any(
             name in answers and condition.holds(answers[name].value) is not wanted
             for conditions, wanted in ((self.when, True), (self.unless, False))
@@ -136,7 +139,7 @@ class AdviceRule:
         )
 
     def reason(self, answers: AdvisorFacts) -> str:
-        """Return the reason with the facts inserted, rounded to three digits."""
+        """Return the reason text with the facts inserted, rounded to three significant digits."""
         return self.why.format_map({name: _rounded(answer.value) for name, answer in answers.items()})
 
 
@@ -153,7 +156,7 @@ def _rules() -> dict[str, tuple[AdviceRule, ...]]:
 
 
 def speculate_rules() -> tuple[AdviceRule, ...]:
-    """Return the rules that decide whether to speculate."""
+    """Return the rules that decide on speculation."""
     return _rules()["speculate"]
 
 
@@ -164,15 +167,15 @@ def method_rules() -> tuple[AdviceRule, ...]:
 
 @dataclass(frozen=True)
 class Advice:
-    """The verdict with the deciding rule and the other rules that apply."""
+    """The verdict on speculation with the rule that decided it, the other rules that apply, and the methods to try."""
 
     answers: AdvisorFacts
     speculate: str  # "yes", "measure" or "no"
     decided_by: AdviceRule
     others: tuple[AdviceRule, ...]
-    methods: tuple[str, ...]  # in the order to try them, from `method_rule`; also set if the verdict is "no"
+    methods: tuple[str, ...]  # in the order to try them; also set if the verdict is "no"
     method_rule: AdviceRule
-    not_told: dict[tuple[str, ...], list[str]]  # missing options to the rules that could change the verdict
+    not_told: dict[tuple[str, ...], list[str]]  # missing options -> rules that could change the verdict
     first: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
@@ -199,7 +202,7 @@ class Advice:
 
 
 def advise(answers: AdvisorFacts, notes: Sequence[str] = ()) -> Advice:
-    """Return the advice for known facts; `notes` are passed through."""
+    """Return the advice that the rules give for known facts; `notes` are passed on to the result."""
     known = with_derived(answers)
     fired = [rule for rule in speculate_rules() if rule.fires(known)]
     decided = min(fired, key=_rank)
@@ -222,12 +225,12 @@ def advise(answers: AdvisorFacts, notes: Sequence[str] = ()) -> Advice:
 
 
 def _rank(rule: AdviceRule) -> int:
-    """Return the precedence of a rule: by verdict, with unconditional rules last."""
+    """Return the precedence of a rule, by its verdict; unconditional rules come last."""
     return VERDICTS.index(rule.says) if rule.when else len(VERDICTS)
 
 
 def _missing_facts(answers: AdvisorFacts, rules: Sequence[AdviceRule]) -> dict[tuple[str, ...], list[str]]:
-    """Return the rules that missing facts could make apply, by the options that supply these facts."""
+    """Return the rules that could apply if more facts were known, by the options that supply these facts."""
     found: dict[tuple[str, ...], list[str]] = {}
     for rule in rules:
         if (options := all_missing_options(rule.when, answers)) and rule.could_fire(answers):
@@ -236,7 +239,7 @@ def _missing_facts(answers: AdvisorFacts, rules: Sequence[AdviceRule]) -> dict[t
 
 
 def _first(verdict: str, methods: Sequence[str], answers: AdvisorFacts) -> tuple[str, ...]:
-    """Return the commands to run first."""
+    """Return the shell commands to run first."""
     recipe = answers["recipe"].value if "recipe" in answers else RECIPE
     if verdict == "no":
         return (f"trtspec build {recipe} --set speculation.method=none",)

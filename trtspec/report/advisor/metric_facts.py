@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts from the metrics of a running server, scraped or queried from Prometheus, as defined in `metrics.yaml`."""
+"""Facts for the advisor from a server's metrics, scraped directly or queried from Prometheus; see `metrics.yaml`."""
 
 from __future__ import annotations
 
@@ -23,30 +23,33 @@ WINDOW = "5m"
 
 @dataclass(frozen=True)
 class ScrapedMetrics:
-    """Two readings of one server, `seconds` apart."""
+    """Two readings of one server's metrics, taken `seconds` apart."""
 
     before: Samples
     after: Samples
     seconds: float
 
     def gauge(self, name: str, labels: Labels) -> float | None:
-        """Return the mean over both readings of the largest sum of a model."""
+        """Return the largest value of a gauge over all models, averaged over both readings."""
         both = [max(_by_model(samples, name, labels).values(), default=None) for samples in (self.before, self.after)]
         known = [value for value in both if value is not None]
         return sum(known) / len(known) if known else None
 
     def mean(self, name: str, labels: Labels) -> float | None:
-        """Return the mean over all series of both readings."""
+        """Return the mean of a metric over all its series in both readings."""
         values = [each.value for samples in (self.before, self.after) for each in _chosen(samples, name, labels)]
         return sum(values) / len(values) if values else None
 
     def rate(self, name: str, labels: Labels) -> float | None:
-        """Return the lowest positive rate of a model per second, or None if no counter increased."""
+        """Return the lowest positive rate of a counter per second over all models, or None if it did not increase."""
         grown = [value for value in self._grown(name, labels).values() if value > 0]
         return min(grown) / self.seconds if grown else None
 
     def ratio(self, name: str, per: str, labels: Labels) -> float | None:
-        """Return the ratio of two increases; if `per` did not increase, the ratio since the server started."""
+        """Return the largest ratio, over all models, of the increases of two counters between the readings.
+
+        If `per` did not increase, the counts since the server started are used.
+        """
         for counts in (self._grown, self._counted):
             above, below = counts(name, labels), counts(per, labels)
             found = [above.get(model, 0.0) / number for model, number in below.items() if number > 0]
@@ -67,7 +70,7 @@ def _chosen(samples: Samples, name: str, labels: Labels) -> list[MetricSample]:
 
 
 def _by_model(samples: Samples, name: str, labels: Labels) -> dict[str, float]:
-    """Return the sum of the series of each model."""
+    """Return the sum of a metric's series for each model."""
     sums: Counter[str] = Counter()
     for each in _chosen(samples, name, labels):
         sums[each.labels.get("model", "")] += each.value  # type: ignore[assignment]
@@ -76,30 +79,31 @@ def _by_model(samples: Samples, name: str, labels: Labels) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class QueriedMetrics:
-    """Values of the last five minutes from Prometheus; `selector` holds label matchers such as `instance="a:8002"`.
+    """Metrics of the last five minutes (WINDOW) from Prometheus, averaged over servers.
 
-    Values are means over servers, since the rules apply to a single server.
+    `selector` contains additional label matchers such as `instance="a:8002"`. Values are averaged, because the rules
+    apply to a single server.
     """
 
     prometheus: Prometheus
     selector: str = ""
 
     def gauge(self, name: str, labels: Labels) -> float | None:
-        """Return the mean over five minutes of the model with the largest value."""
+        """Return the largest value of a gauge over all models, averaged over WINDOW."""
         series = f"avg_over_time({self._series(name, labels)}[{WINDOW}])"
         return self.prometheus.value(f"max(avg by (model) (sum by (model, instance) ({series})))")
 
     def mean(self, name: str, labels: Labels) -> float | None:
-        """Return the mean over all series and five minutes."""
+        """Return the mean of a metric over all its series and WINDOW."""
         return self.prometheus.value(f"avg(avg_over_time({self._series(name, labels)}[{WINDOW}]))")
 
     def rate(self, name: str, labels: Labels) -> float | None:
-        """Return the lowest positive rate of a model per second."""
+        """Return the lowest positive rate of a counter per second over all models."""
         series = f"rate({self._series(name, labels)}[{WINDOW}])"
         return self.prometheus.value(f"min(avg by (model) (sum by (model, instance) ({series})) > 0)")
 
     def ratio(self, name: str, per: str, labels: Labels) -> float | None:
-        """Return the largest ratio of the rates of a model."""
+        """Return the largest ratio, over all models, of the rates of two counters."""
         above, below = (f"sum by (model) (rate({self._series(each, labels)}[{WINDOW}]))" for each in (name, per))
         return self.prometheus.value(f"max({above} / {below})")
 
@@ -108,12 +112,16 @@ class QueriedMetrics:
         return f"{name}{{{','.join([*own, *filter(None, [self.selector])])}}}"
 
 
-MetricReader = ScrapedMetrics | QueriedMetrics  # its methods return None if the metric is missing
+MetricReader = ScrapedMetrics | QueriedMetrics  # all methods return None if the metric is missing
 
 
 @dataclass(frozen=True)
 class MetricSource:
-    """An entry of `metrics.yaml`."""
+    """An entry of `metrics.yaml`: one way to compute a fact from the metrics of an inference server.
+
+    Exactly one of `gauge`, `mean`, `rate` and `ratio` names a metric. The fact is its value times `times` plus `plus`.
+    The entry applies only if the ratio of `where` to `per` is positive.
+    """
 
     gauge: str = ""
     mean: str = ""
@@ -126,7 +134,7 @@ class MetricSource:
     plus: float = 0
 
     def of(self, numbers: MetricReader) -> float | None:
-        """Return the value of the entry, or None if it is unavailable."""
+        """Return the value of the fact, or None if its metrics are unavailable."""
         if self.where and not numbers.ratio(self.where, self.per, self.labels):
             return None
         if self.ratio:
@@ -139,13 +147,16 @@ class MetricSource:
 
 @cache
 def metric_sources() -> dict[str, tuple[MetricSource, ...]]:
-    """Return the entries for each fact, in order of preference."""
+    """Return the entries of `metrics.yaml` for each fact, in order of preference."""
     found = load_package_yaml(Path(__file__).with_name("metrics.yaml"))
     return {name: tuple(MetricSource(**each) for each in entries) for name, entries in found.items()}
 
 
 def measured_facts(numbers: MetricReader, source: str) -> dict[str, AdvisorFact]:
-    """Return the facts that are available; TrtspecError if none is. Zeros count only for gpu_utilization."""
+    """Return the available facts; a value of 0 is accepted only for gpu_utilization.
+
+    Raises TrtspecError if no fact is available.
+    """
     found = {}
     for name, entries in metric_sources().items():
         values = (entry.of(numbers) for entry in entries)
@@ -159,7 +170,7 @@ def measured_facts(numbers: MetricReader, source: str) -> dict[str, AdvisorFact]
 
 
 def scrape(url: str, seconds: float, get: Callable[[str], bytes] = fetch) -> dict[str, AdvisorFact]:
-    """Return the facts from two readings of a server's /metrics, `seconds` apart."""
+    """Return the facts from two readings of a server's metrics endpoint, taken `seconds` apart."""
     before, started = parse_metrics(get(url)), time.monotonic()
     time.sleep(seconds)
     after = parse_metrics(get(url))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts from a recipe: draft, free memory, and the planner's predictions for the load."""
+"""Facts for the advisor from a recipe: its draft, the free GPU memory, and predictions for the load."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FURTHER = "mtp"
 
 
 def recipe_facts(loaded: LoadedRecipe, told: AdvisorFacts) -> tuple[dict[str, AdvisorFact], list[str]]:
-    """Return the facts from a recipe, and notes; raise RecipeError if the recipe has errors.
+    """Return the facts from a recipe, and notes; raises RecipeError if the recipe has errors.
 
-    `told` are the facts known so far, which give the load and the measured acceptance rate.
+    `told` are the facts known so far, of which the load and the measured acceptance rate are used.
     """
     checked = check_recipe(loaded)
     if checked.errors or checked.context is None:
@@ -53,10 +53,10 @@ def _described(context: PlanContext) -> Iterator[tuple[str, float | str]]:
 
 
 def predicted_facts(found: Prediction, recipe: Recipe, known: AdvisorFacts) -> dict[str, float]:
-    """Return the break-even batch size, and the minimum speed-up over the batch sizes up to the load.
+    """Return the break-even batch size, and the lowest predicted speed-up over batch sizes up to the load.
 
-    Batch sizes are limited to max_batch_size, since further requests wait. The minimum keeps the result monotonic in
-    the load: small batches can be slower than larger ones because more experts are read.
+    Batch sizes are limited to max_batch_size, because further requests wait. The lowest speed-up makes the result
+    monotonic in the load: with experts, small batches can be slower than larger ones.
     """
     rate, pair = _rate(found, recipe.speculation.method, known), found.pair
     answers: dict[str, float] = {"break_even_batch": pair.break_even(rate, found.depth) or MOST_TEXTS + 1}
@@ -68,7 +68,7 @@ def predicted_facts(found: Prediction, recipe: Recipe, known: AdvisorFacts) -> d
 
 
 def _rate(found: Prediction, method: str, known: AdvisorFacts) -> float:
-    """Return the given acceptance rate, else the published mean of the method, else USUAL_RATE."""
+    """Return the known acceptance rate, else the mean published for the method, else USUAL_RATE."""
     if "acceptance_rate" in known:
         return float(known["acceptance_rate"].value)
     published = published_acceptance(method)

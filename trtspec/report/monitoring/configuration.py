@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of monitoring systems for the metrics of served models.
+"""Configuration for monitoring served models with Prometheus and Grafana.
 
-Recording and alerting rules (`rules.yaml`) and a scrape configuration for Prometheus, and a dashboard for Grafana.
+Prometheus gets recording and alerting rules (`rules.yaml`) and a scrape configuration; Grafana gets a dashboard.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ RULES = Path(__file__).with_name("rules.yaml")
 
 
 def rules_text() -> str:
-    """Return the rules as the text of a Prometheus rule file."""
+    """Return the Prometheus rule file as text."""
     return RULES.read_text(encoding="utf-8")
 
 
 def rules() -> dict[str, Any]:
-    """Return the rules as a dictionary with the key `groups`."""
+    """Return the Prometheus rule file as a dictionary with the key `groups`."""
     from trtspec.core.paths import load_package_yaml
 
     document: dict[str, Any] = load_package_yaml(RULES)
     return document
 
 
-JOB = "trtspec"  # the rules select this job
+JOB = "trtspec"  # job name that the rules select
 
 
 def scrape_config(endpoints: Mapping[str, str]) -> dict[str, Any]:
-    """Return `scrape_configs` for the metrics URLs by deployment name, which becomes a label."""
+    """Return Prometheus' `scrape_configs` for metrics URLs by deployment name, which becomes a label."""
     targets = [
         {"targets": [urlsplit(url).netloc], "labels": {"deployment": name}} for name, url in sorted(endpoints.items())
     ]
@@ -40,7 +40,7 @@ def scrape_config(endpoints: Mapping[str, str]) -> dict[str, Any]:
 
 
 WHICH = 'model=~"$model", instance=~"$instance"'
-PER_ROW, WIDTH, HEIGHT = 3, 8, 8  # of Grafana's 24 columns
+PER_ROW, WIDTH, HEIGHT = 3, 8, 8  # panels per row, and panel size; Grafana has 24 columns
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SOURCES = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
 REFRESH = "10s"
@@ -48,7 +48,7 @@ REFRESH = "10s"
 
 @dataclass(frozen=True)
 class Panel:
-    """A time series panel; `unit` is Grafana's, and `queries` are pairs of (legend, PromQL)."""
+    """A time series panel of the dashboard; `unit` is a Grafana unit, and `queries` are (legend, PromQL) pairs."""
 
     title: str
     unit: str
@@ -57,17 +57,17 @@ class Panel:
 
 
 def rate(metric: str, by: str = "model") -> str:
-    """Return PromQL for a counter's rate per second, summed by labels."""
+    """Return the PromQL expression for a counter's rate per second, summed by the labels `by`."""
     return f"sum by ({by}) (rate({metric}{{{WHICH}}}[$__rate_interval]))"
 
 
 def gauge(metric: str) -> str:
-    """Return PromQL for a gauge, summed by model."""
+    """Return the PromQL expression for a gauge, summed by model."""
     return f"sum by (model) ({metric}{{{WHICH}}})"
 
 
 def percentiles(metric: str) -> tuple[tuple[str, str], ...]:
-    """Return queries for the percentiles of a histogram."""
+    """Return (legend, PromQL) pairs for the 50th, 95th and 99th percentiles of a histogram."""
     buckets = rate(f"{metric}_bucket", "le, model")
     return tuple((f"p{part} {{{{model}}}}", f"histogram_quantile({part / 100}, {buckets})") for part in (50, 95, 99))
 
@@ -143,7 +143,7 @@ PANELS = (
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the dashboard in Grafana's import format; deterministic for a version of trtspec."""
+    """Return the Grafana dashboard as JSON data for import; it depends only on the version of trtspec."""
     return {
         "uid": "trtspec",
         "title": "trtspec: speculative decoding",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the Prometheus HTTP API, and fetching of metrics from untrusted servers.
+"""Client of the Prometheus HTTP API, and downloads of metrics from untrusted servers.
 
-https://prometheus.io/docs/prometheus/latest/querying/api/
+API: https://prometheus.io/docs/prometheus/latest/querying/api/
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ SCHEMES = ("http", "https")
 
 
 def fetch(url: str, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Return the body of a GET request; raise DeployError, or StepTimeout after `timeout_s`."""
+    """Return the body of a GET request of at most MAX_BYTES.
+
+    Raises StepTimeout after `timeout_s` seconds, and DeployError for other failures and for a status other than 200.
+    """
     parts, (address, path) = split(url), split_url(url)
     where = f"{address}{parts.path}"
     try:
@@ -41,7 +44,7 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> bytes:
 
 
 def split(url: str) -> SplitResult:
-    """Parse an http(s) URL; raise DeployError if it is invalid or contains credentials."""
+    """Parse an http(s) URL; raises DeployError if it is invalid or contains credentials."""
     try:
         parts = urlsplit(url)
         is_ours = parts.scheme in SCHEMES and parts.hostname and parts.port != 0
@@ -59,7 +62,7 @@ PROMETHEUS_HINT = "pass the URL of Prometheus itself, e.g. http://127.0.0.1:9090
 
 
 class Prometheus:
-    """A Prometheus server at a URL; its responses are not trusted."""
+    """Client of the Prometheus server at `url`; responses are validated, because the server is not trusted."""
 
     def __init__(self, url: str, get: Callable[[str], bytes] = fetch) -> None:
         split(url)
@@ -67,7 +70,7 @@ class Prometheus:
         self._get = get
 
     def value(self, expression: str) -> float | None:
-        """Return the current value of an expression, or None if it is missing or not a finite number."""
+        """Return the current value of a PromQL expression, or None if it is missing or not finite."""
         result = self._ask("query", query=expression).get("result")
         try:
             value = float(result[0]["value"][1])  # type: ignore[index]
@@ -76,7 +79,7 @@ class Prometheus:
         return value if isfinite(value) else None
 
     def alerts(self) -> set[str]:
-        """Return the names of the alerting rules."""
+        """Return the names of all alerting rules of the server."""
         groups = self._ask("rules", type="alert").get("groups")
         rules = [rule for group in _lists(groups) for rule in _lists(group.get("rules"))]
         return {str(rule.get("name")) for rule in rules if rule.get("type") == "alerting"}
@@ -96,5 +99,5 @@ class Prometheus:
 
 
 def _lists(value: Any) -> list[dict[str, Any]]:
-    """Return the dictionaries in a value that should be a list of them."""
+    """Return the dictionaries in a list, or an empty list for any other value."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

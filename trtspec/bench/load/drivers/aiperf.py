@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's AIPerf as load generator: each round is one AIPerf run, whose records are converted to samples.
 
-Tested with AIPerf 0.13. Its records (`profile_export.jsonl`) contain the times and chunks of each request, so metrics,
+Tested with AIPerf 0.13. The records (`profile_export.jsonl`) contain the times and chunks of each request, so metrics,
 intervals and comparisons are computed as for the built-in client. A run starts about ten processes.
 """
 
@@ -28,11 +28,11 @@ from trtspec.core.processes import die_with_parent, start_time, stop_session
 from trtspec.engine.prompts.prompt import Prompt
 
 PROGRAM, RECORDS = "aiperf", "profile_export.jsonl"
-STARTING_S = 300.0  # start-up and shutdown: it loads a tokenizer and waits for its processes
+STARTING_S = 300.0  # time for start-up and shutdown, in which AIPerf loads a tokenizer and waits for its processes
 MAX_RECORDS_BYTES = 256 << 20
 LAST_WORDS_BYTES = 2000
 NS = 1e9
-# If one of these is set, it treats a tokenizer's directory as a name on the Hugging Face Hub.
+# If one of these variables is set, AIPerf treats a tokenizer's directory as a name on the Hugging Face Hub.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
@@ -59,7 +59,7 @@ DRIVER = _make
 
 
 def _text(prompt: Prompt) -> str:
-    """Return the text to send; raise TrtspecError for prompts with several messages."""
+    """Return the text of a prompt; raises TrtspecError for a prompt with several messages."""
     if len(prompt.messages) > 1:
         message = f"prompt {prompt.name} has several messages, but --driver aiperf supports only one"
         raise TrtspecError(message, hint="omit --driver, or use prompts with one message")
@@ -75,7 +75,7 @@ def _command(
     requests: int,
     tokenizer: Path | None,
 ) -> list[str]:
-    """Return the command line of a run; raise TrtspecError for an unsupported API or a server with a key."""
+    """Return the command line of a run; raises TrtspecError for an unsupported API or a server with an API key."""
     if endpoint.api_name not in ("completions", "chat"):
         hint = "use --api completions or --api chat"
         raise TrtspecError("aiperf requires an OpenAI API", where=endpoint.url, hint=hint)
@@ -102,7 +102,7 @@ def _extra(endpoint: Endpoint, workload: LoadWorkload) -> dict[str, Any]:
 
 
 async def _run(argv: list[str], root: Path, timeout_s: float) -> None:
-    """Run the command; raise TrtspecError with the end of its output if it fails, StepTimeout if it takes too long."""
+    """Run AIPerf; raises TrtspecError if it fails and StepTimeout if it takes too long."""
     environment = {name: value for name, value in os.environ.items() if name not in OFFLINE}
     log = root / "output.log"
     with log.open("wb") as output:
@@ -117,13 +117,13 @@ async def _run(argv: list[str], root: Path, timeout_s: float) -> None:
             raise StepTimeout(f"aiperf took longer than {STARTING_S + timeout_s:.0f} s") from None
         finally:
             stop_session(process.pid, started, 5.0)
-    if not (root / RECORDS).is_file():  # its exit code is also non-zero if requests failed, which their records report
+    if not (root / RECORDS).is_file():  # the exit code is unusable: it is also non-zero for failed requests
         said = log.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
         raise TrtspecError(f"aiperf exited with {code} without records; end of its output:\n{said}")
 
 
 def _samples(root: Path, prompts: list[Prompt], load: ArrivalProcess) -> list[RequestSample]:
-    """Return a run's records as samples, in the order of the requests."""
+    """Return the records of a run as samples, in the order of the requests."""
     path = root / RECORDS
     try:
         found = [document(line) for line in read_bounded(path, MAX_RECORDS_BYTES).splitlines()]
@@ -137,7 +137,7 @@ def _samples(root: Path, prompts: list[Prompt], load: ArrivalProcess) -> list[Re
 
 
 def _due(record: Mapping[str, Any], load: ArrivalProcess) -> float:
-    """Return a request's scheduled time: in an open loop AIPerf's decision to send it, else its start."""
+    """Return a request's scheduled time in seconds: AIPerf's decision to send it in an open loop, else its start."""
     metadata = record["metadata"]
     return float(metadata["credit_issued_ns" if load.judged_by == LATENCY else "request_start_ns"]) / NS
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in load generator."""
+"""The built-in load generator, which is the default driver."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's chat completions API, with the server's chat template."""
+"""OpenAI's chat completions API; the server applies its chat template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtspec.bench.load import api
 from trtspec.bench.load.api import Api, Event, LoadSampling, ParsedResponse, parse_text
 from trtspec.engine.prompts.prompt import Prompt
 
-TEXTS = ("content", "reasoning_content", "reasoning")  # the last two are reasoning, on vLLM and SGLang
+TEXTS = ("content", "reasoning_content", "reasoning")  # the last two contain reasoning on vLLM and SGLang
 
 
 def _body(model: str, prompt: Prompt, wanted: LoadSampling) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's completions API."""
+"""OpenAI's completions API; prompts are sent as plain text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.engine.prompts.prompt import Prompt
 
 
 def _body(model: str, prompt: Prompt, wanted: LoadSampling) -> dict[str, Any]:
-    # an extension of vLLM, which the trtspec gateway supports too
+    # `add_special_tokens` is an extension of vLLM that the trtspec gateway supports too.
     has_tokens = {"add_special_tokens": False} if isinstance(prompt.text, RenderedText) else {}
     return {"model": model, "prompt": prompt.text, **has_tokens, **api.openai_options(wanted)}
 

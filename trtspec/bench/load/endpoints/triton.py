@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's `generate_stream` of a text model with the tensors of NVIDIA's `inflight_batcher_llm` repository."""
+"""Triton's `generate_stream` for a text model with the tensors of NVIDIA's `inflight_batcher_llm` repository."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtspec.serving.triton.client import with_special_tokens_flag
 
 
 def _body(model: str, prompt: Prompt, wanted: LoadSampling) -> dict[str, Any]:
-    # sampling requires top_p; a temperature alone is ignored
+    # Sampling requires top_p; a temperature alone is ignored.
     sampled = {"temperature": wanted.temperature, "top_p": 1.0, "seed": wanted.seed} if wanted.temperature else {}
     ends_nowhere = {"end_id": -1} if wanted.exact_len else {}
     asked = {"text_input": prompt.text, "max_tokens": wanted.max_tokens, "stream": True, **sampled, **ends_nowhere}
@@ -19,7 +19,7 @@ def _body(model: str, prompt: Prompt, wanted: LoadSampling) -> dict[str, Any]:
 
 
 def _read(event: Event, reply: ParsedResponse) -> bool:
-    """Process a response: its text is incremental, its counts are cumulative."""
+    """Process one response, whose text is incremental and whose counts are cumulative."""
     if set(event) == {"error"}:
         raise BadAnswer(f"the server reported: {event['error']}")
     before, text = reply.output_tokens or 0, parse_text(event["text_output"])
@@ -30,7 +30,7 @@ def _read(event: Event, reply: ParsedResponse) -> bool:
     reply.drafted = parse_count(event.get("total_draft_tokens"))
     reply.accepted = parse_count(event.get("total_accepted_draft_tokens"))
     if reply.output_tokens is not None and reply.accepted is not None:
-        # the prefill yields the first token, each step one plus the accepted tokens
+        # The prefill yields the first token; each step yields one token plus the accepted draft tokens.
         reply.steps = max(0, reply.output_tokens - 1 - reply.accepted)
     return bool(text) or (reply.output_tokens or 0) > before
 
