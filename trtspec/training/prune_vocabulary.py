@@ -40,7 +40,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class ReduceDraft(Step):
-    """Write the net in `source` with `count` of its draft tokens; `target` is its target model.
+    """Step that writes the net in `source` with `count` of its draft tokens; `target` is its target model.
 
     Held-out texts do not influence the choice.
     """
@@ -54,7 +54,7 @@ class ReduceDraft(Step):
     count: int
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Write the net; CheckpointError if it does not draft more tokens than `count`."""
+        """Write the net; raise CheckpointError if it does not draft more tokens than `count`."""
         from trtspec.training.tensors import ReducedNet, most_frequent  # imports torch
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side != HELD_OUT]
@@ -102,7 +102,7 @@ class PruningResult:
 
 
 def prune_vocabulary(request: TrainRequest, left: int, out: Path, watching: ProgressFactory) -> PruningResult:
-    """Prune a recipe's net to `left` draft tokens, and write it to `out`; TrtspecError for other methods."""
+    """Prune a recipe's net to `left` draft tokens, and write it to `out`; raise TrtspecError for other methods."""
     loaded = load_requested_recipe(request)
     speculation = loaded.recipe.speculation
     if speculation.draft is None or speculation.method not in (able := _able_methods()):

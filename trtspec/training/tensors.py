@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft's source tensors as parameters, with the converted checkpoint as a differentiable view of them.
 
-Rules define how a source is converted for engines. Here they are applied to parameters, so gradients reach the source
-tensors of any family, and trained tensors are written back under their own names, to the files and layout of their
-source.
+Rules define how a source is converted for engines. This module applies them to parameters, so gradients reach the
+source tensors of any family, and trained tensors are written back under their own names, to the files and layout of
+their source.
 
 A head may draft only some of the target's tokens. A token outside this vocabulary ends every draft, and training cannot
 fix that. Therefore training replaces tokens that no response of the target contains by frequent tokens of the
@@ -45,8 +45,8 @@ _WHOLE = {torch.int64: "I64", torch.bool: "BOOL"}
 class SourceTensors:
     """Source tensors of rules, in float32; tensors of rules that are not `frozen` become parameters.
 
-    With a `lora` rank their matrices are frozen, and two thin matrices for each are trained instead
-    (arXiv:2106.09685). CheckpointError for quantized tensors and experts.
+    With a `lora` rank their matrices are frozen, and two low-rank matrices for each are trained instead
+    (arXiv:2106.09685). Raises CheckpointError for quantized tensors and experts.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SourceTensors:
         return ConvertedView(self)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a source tensor, with its LoRA product if it has one; it requires gradients if it is trained."""
+        """Return a source tensor, including its LoRA product if any; a trained tensor requires gradients."""
         if name in self.parameters:
             return self.parameters[name]
         down, up = (self.parameters.get(f"{name}.{part}") for part in (DOWN, UP))
@@ -94,7 +94,7 @@ class SourceTensors:
 
     @torch.no_grad()
     def replace(self, name: str, values: Tensor) -> None:
-        """Replace a source tensor's values; it is then written together with the trained ones."""
+        """Replace a source tensor's values; it is then part of `changed`, like the trained tensors."""
         if name in self.parameters:
             self.parameters[name].copy_(values)
         else:
@@ -103,7 +103,7 @@ class SourceTensors:
 
     @torch.no_grad()
     def changed(self) -> dict[str, Tensor]:
-        """Return copies of the changed source tensors, with LoRA merged."""
+        """Return copies of the trained and replaced source tensors, with LoRA merged."""
         names = {name.removesuffix(f".{DOWN}").removesuffix(f".{UP}") for name in self.parameters} | self._replaced
         return {name: self.tensor(name).detach().clone() for name in sorted(names)}
 
@@ -118,7 +118,7 @@ class SourceTensors:
 
 
 class ConvertedView(Mapping[str, Tensor]):
-    """Tensors by their names in the converted checkpoint, each computed once."""
+    """Tensors by their names in the converted checkpoint, each computed once, at its first access."""
 
     def __init__(self, tensors: SourceTensors) -> None:
         self._tensors = tensors
@@ -161,7 +161,7 @@ def _load(source: Source, name: str, device: torch.device) -> Tensor:
 
 
 def _thin(name: str, matrix: Tensor, rank: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the two matrices whose product is added; the upper starts at zero, so initially nothing changes."""
+    """Return the LoRA matrices of a tensor; the second one is zero, so initially nothing changes."""
     height, width = matrix.shape
     down = torch.randn(rank, width, generator=generator) / width**0.5
     up = torch.zeros(height, rank)
@@ -195,7 +195,7 @@ def _write_shard(path: Path, tensors: list[TensorInfo], trained: Mapping[str, Te
 
 
 def make_part(name: str, values: Tensor, dtype: str) -> Part:
-    """Return a tensor for writing; floating-point numbers are rounded to a dtype given by its safetensors name."""
+    """Return a tensor for writing; floating-point values are rounded to `dtype`, a safetensors name."""
     stored = dtype if values.is_floating_point() else _WHOLE[values.dtype]
     return Part(name, stored, tuple(values.shape), bytes(_rounded(values, stored)))
 
@@ -244,13 +244,16 @@ def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -
 
 
 def stored_maps(weights: Path) -> dict[str, Tensor]:
-    """Return d2t [draft vocab] and t2d [vocab] of a head's safetensors file, if present."""
+    """Load d2t [draft vocab] and t2d [vocab] of a head's safetensors file, if present."""
     with safe_open(weights, framework="pt") as file:
         return {name: file.get_tensor(name) for name in ("d2t", "t2d") if name in file.keys()}  # noqa: SIM118
 
 
 class ReducedNet:
-    """The net in `root` for a target; `find_names` is its method's `vocabulary_names`."""
+    """A net whose draft vocabulary can be reduced; `find_names` is its method's `vocabulary_names`.
+
+    `drafted` are the target's ids of its draft tokens.
+    """
 
     def __init__(self, root: Path, target: SourceModel, find_names: Callable[[Source], VocabularyNames]) -> None:
         self._source, self._target = load_source(root), target
@@ -265,7 +268,7 @@ class ReducedNet:
         return config | size | sections
 
     def parts(self, ids: Sequence[int]) -> list[Part]:
-        """Return all tensors; `ids` are the remaining draft tokens, ascending."""
+        """Return all tensors of the reduced net; `ids` are the remaining draft tokens, ascending."""
         chosen, prefix = torch.tensor(ids), self._names.prefix
         rows = torch.searchsorted(torch.tensor(self.drafted), chosen)
         marked = torch.zeros(self._target.config.vocab_size, dtype=torch.bool)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""speculators of the vLLM project: vllm-project/speculators:src/speculators/train/config/schema.py@v0.9.0.
+"""Trainer of the vLLM project's speculators: vllm-project/speculators:src/speculators/train/config/schema.py@v0.9.0.
 
 Rows pass through `prepare-data` unchanged. Hidden states come from a vLLM server during training and are deleted after
 reading (vllm-project/speculators:scripts/launch_vllm.py@v0.9.0). Training starts from the draft with its vocabulary and
