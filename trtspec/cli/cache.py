@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec cache`."""
+"""`trtspec cache`: show, verify, prune or clear the store of built steps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def cache(
 def _limits(
     clear: bool, prune: bool, older_than: str | None, max_size: str | None, dry_run: bool
 ) -> PruneLimits | None:
-    """Return the limits of the entries to keep, or None if no entry is to be removed."""
+    """Return the limits of the entries to keep, or None if no entry is to be removed.
+
+    Raises TrtspecError for options that cannot be combined.
+    """
     from trtspec.store.prune import PruneLimits
 
     age = parse_seconds(older_than, "--older-than") if older_than is not None else None

@@ -33,7 +33,7 @@ def _quietly(offer: Callback) -> Callback:
 
 @_quietly
 def recipes(incomplete: str) -> Offers:
-    """Return the recipes shipped with trtspec and the YAML files in the directory of the path."""
+    """Return the recipes shipped with trtspec and the YAML files in the directory of the incomplete path."""
     from trtspec.core.paths import recipes_dir
 
     here, paths = Path.cwd(), sorted(recipes_dir().glob("*.yaml"))
@@ -100,7 +100,7 @@ def rejoin(environment: MutableMapping[str, str]) -> None:
 
 
 def _joined(words: list[str]) -> Iterator[str]:
-    """Yield `a`, `=`, `b` as `a=b`."""
+    """Yield the words, with the three words `a`, `=`, `b` joined to `a=b`."""
     text = ""
     for word in words:
         if text and (word == "=" or text.endswith("=")):

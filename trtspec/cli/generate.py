@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec generate`."""
+"""`trtspec generate`: generate text from an artifact in this process."""
 
 from __future__ import annotations
 

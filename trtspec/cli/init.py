@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec init`."""
+"""`trtspec init`: write a recipe for a target and an optional draft."""
 
 from __future__ import annotations
 
