@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_recipe(path: str | PathLike[str], *, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Load and validate one recipe, from a file or, by its name, from the recipes shipped with trtspec.
+    """Load and validate one recipe from a file, or a recipe shipped with trtspec by its name.
 
     `overrides` are "dotted.key=value" strings, as for `--set`. Raises RecipeError with all problems and their
     positions, also if the file has a `matrix` of several recipes.

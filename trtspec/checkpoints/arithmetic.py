@@ -42,7 +42,7 @@ SIGNLESS = {"BF16": 0x7FFF, "F16": 0x7FFF, "F32": 0x7FFFFFFF}
 
 
 def to_floats(bits: Bits, dtype: str) -> Floats:
-    """Return the float32 values of BF16, F16, F32 or F8_E4M3 patterns; the conversion is exact."""
+    """Convert BF16, F16, F32 or F8_E4M3 bit patterns to float32; the conversion is exact."""
     if dtype == "BF16":
         return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
     if dtype == "F16":
@@ -51,7 +51,7 @@ def to_floats(bits: Bits, dtype: str) -> Floats:
 
 
 def from_floats(values: Floats, dtype: str) -> Bits:
-    """Return the patterns of float32 values in BF16, F16, F32 or F8_E4M3."""
+    """Convert float32 values to bit patterns of BF16, F16, F32 or F8_E4M3, rounding to nearest even."""
     if dtype == "BF16":
         bits = values.view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -90,7 +90,7 @@ def _e4m3_table() -> npt.NDArray[np.uint8]:
 
 @cache
 def e4m3_values() -> Floats:
-    """Return the value of each of the 256 patterns of float8_e4m3fn."""
+    """Return the values of the 256 float8_e4m3fn bit patterns, as float32 [256]."""
     patterns = np.arange(256)
     exponent, mantissa = (patterns >> 3 & 15) - 7, patterns & 7
     magnitude = np.where(exponent == -7, np.ldexp(mantissa / 8, -6), np.ldexp(1 + mantissa / 8, exponent))
@@ -100,18 +100,18 @@ def e4m3_values() -> Floats:
 
 @cache
 def every_value(dtype: str) -> Floats:
-    """Return the value of each of the 65,536 patterns of BF16 or F16, or of the 256 of F8_E4M3."""
+    """Return the float32 values of all 65,536 bit patterns of BF16 or F16, or of all 256 of F8_E4M3."""
     return e4m3_values() if dtype == "F8_E4M3" else to_floats(np.arange(1 << 16, dtype=np.uint16), dtype)
 
 
 @cache
 def cast_table(source: str, target: str) -> Bits:
-    """Return the `target` pattern of each `source` pattern; `source` is BF16, F16 or F8_E4M3."""
+    """Return the lookup table from all bit patterns of `source` (BF16, F16 or F8_E4M3) to bit patterns of `target`."""
     return from_floats(every_value(source), target)
 
 
 def cast(bits: Bits, source: str, target: str) -> Bits:
-    """Return patterns converted from `source` to `target`; equal dtypes are returned as is."""
+    """Convert bit patterns from `source` to `target`, rounding to nearest even; return the input if both are equal."""
     if source == target:
         return bits
     return from_floats(bits.view(np.float32), target) if source == "F32" else np.take(cast_table(source, target), bits)
@@ -127,19 +127,19 @@ Counts = tuple[int, int, int]
 
 
 class Arithmetic(Protocol):
-    """Interface of the arithmetic: value counts, casts and FP8 quantization of BF16, F16 and F32 patterns."""
+    """Interface for value counts, casts and FP8 quantization of BF16, F16 and F32 bit patterns."""
 
     def count(self, bits: Bits, dtype: str) -> Counts:
-        """Return the pattern of the largest finite magnitude and the numbers of NaN and infinite values."""
+        """Return the bit pattern of the largest finite magnitude and the numbers of NaN and infinite values."""
 
     def cast(self, bits: Bits, source: str, target: str) -> Bits:
-        """Convert patterns from `source` to `target`, rounding to nearest even; return the input if both are equal."""
+        """Convert bit patterns from `source` to `target`, rounding to nearest even; return equal formats unchanged."""
 
     def quantizer(self, dtype: str, scale: np.float32) -> Callable[[Bits], Bits]:
-        """Return a function that divides patterns of `dtype` by a float32 scale and converts them to F8_E4M3."""
+        """Return a function that divides `dtype` bit patterns by a float32 scale and converts them to F8_E4M3."""
 
     def quantize_rows(self, bits: Bits, dtype: str) -> tuple[Bits, Floats, Counts]:
-        """Quantize each row; return F8_E4M3 patterns, float32 scales [rows, 1] and the `count` of the input."""
+        """Quantize each row; return F8_E4M3 bit patterns, float32 scales [rows, 1] and the `count` of the input."""
 
 
 class NumpyArithmetic:
@@ -176,7 +176,7 @@ class NumpyArithmetic:
 
 
 def compute_scales(largest: Floats) -> Floats:
-    """Return the FP8 scale, amax / 448, for each largest magnitude; 1.0 if the quotient is 0."""
+    """Return the FP8 scale amax / 448 for each amax in `largest`, or 1.0 where the quotient is 0."""
     scales = largest / np.float32(E4M3_MAX)
     return np.where(scales > 0, scales, ZERO_SCALE)
 
@@ -199,7 +199,7 @@ def largest_magnitude(bits: Bits) -> int:
     """Return the bit pattern of the largest magnitude, without its sign.
 
     As unsigned integers, patterns of negative values are larger than all others; as signed integers, they are smaller.
-    The maxima of both views therefore avoid a copy with cleared sign bits.
+    The result is computed from the maxima of both views, which avoids a copy with cleared sign bits.
     """
     if not bits.size:
         return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan of a conversion: the dtype and position of every tensor, each rank's file layout, the calibrated activations.
+"""Plan of a conversion: the dtype and position of every tensor, each rank's file layout, and calibrated activations.
 
 Only headers are needed; checkpoints/stream.py runs the plan.
 """
@@ -31,7 +31,7 @@ class Activations:
     """Largest magnitudes measured by calibration, by module name.
 
     `inputs` has the inputs of linear layers, such as transformer.layers.0.attention.qkv. `keys` (after rotation) and
-    `values` have what an attention module, such as transformer.layers.0.attention, writes to the KV cache.
+    `values` have the KV-cache entries of attention modules, such as transformer.layers.0.attention.
     """
 
     inputs: dict[str, float] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Conversion:
         return self.targets[f"{target.rule.module}.{name}"]
 
     def fused_with(self, target: TargetTensor) -> TargetTensor | None:
-        """Return the weight that the engine fuses with `target`, or None; both must have the same dtype."""
+        """Return the weight that the engine fuses with `target` if it exists and has the same dtype, else None."""
         rule = target.rule
         if isinstance(rule.at, Stage) or not rule.linear or not rule.linear.fused:
             return None

@@ -36,8 +36,8 @@ LEAST_BYTES = 256 << 20  # total output size from which O_DIRECT is used
 class RankFiles:
     """The open output files of all ranks, with their digests.
 
-    `threads` is the recommended number of writer threads. A file of an interrupted run whose header and size match
-    keeps its bytes.
+    `threads` is the recommended number of writer threads. Bytes written by an interrupted run are kept if the file's
+    header and size match.
     """
 
     def __init__(self, stack: ExitStack, paths: Sequence[Path], layouts: Sequence[FileLayout]) -> None:

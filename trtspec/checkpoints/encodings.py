@@ -7,7 +7,7 @@ because the engine fuses them (tensorrt_llm/quantization/layers.py; NVIDIA/Model
 modelopt/torch/export/model_config.py). A weight is divided by its scale in float32 and rounded to nearest even.
 
 Patterns and scales of a source that is already FP8 are copied. If the engine fuses tensors with different scales, all
-of them get the largest scale, and patterns with a smaller one are rounded again, as in TensorRT-LLM.
+of them get the largest scale. Tensors with a smaller scale are then rounded again, as in TensorRT-LLM.
 """
 
 from __future__ import annotations

@@ -49,7 +49,10 @@ class HubError(NotPreparedError):
 
 
 def is_fetched(root: Path, pickles: Collection[str]) -> bool:
-    """Return whether a snapshot has config.json and all its weight files, as far as their names are known."""
+    """Return whether a snapshot has config.json and its weight files.
+
+    The weight files are `pickles` or the files in the index. Without an index, one *.safetensors file suffices.
+    """
     weights = _weights(root, pickles)
     whole = all((root / name).is_file() for name in weights) if weights else any(root.glob("*.safetensors"))
     return whole and (root / "config.json").is_file()
@@ -111,7 +114,7 @@ def _check_disk_space(model: str, revision: str, names: Collection[str]) -> None
 
 @contextmanager
 def explain_hub_errors(where: str, again: str = BUILD_AGAIN, place: Path | None = None) -> Iterator[None]:
-    """Raise the hub client's errors as HubError about `where`, with a message and a hint.
+    """Convert the hub client's errors in the block to HubError about `where`, with a message and a hint.
 
     `again` is the action to repeat after the cause is fixed. `place` is the download directory, by default the hub
     cache.
@@ -258,7 +261,7 @@ class HubModel:
         }
 
     def read(self, name: str, first: int, count: int) -> bytes:
-        """Return `count` bytes of a file from offset `first`, fewer at its end.
+        """Return `count` bytes of a file from offset `first` on, or fewer at the end of the file.
 
         Raises HubError if the hub does not support range requests.
         """

@@ -42,7 +42,7 @@ class LayerCache:
     window: int = 0
 
     def numbers_per_text(self, tokens: int, tensor: int) -> int:
-        """Return the values cached for a sequence by one of `tensor` ranks; a rank has at least one head."""
+        """Return the number of values that one of `tensor` ranks caches for a text; a rank has at least one head."""
         heads = max(1, self.heads // tensor)
         return min(tokens, self.window or tokens) * heads * self.numbers
 

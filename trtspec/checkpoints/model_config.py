@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format-independent description of a decoder, between Hugging Face and TensorRT-LLM configs."""
+"""Model configuration independent of Hugging Face's and TensorRT-LLM's config formats."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class ModelConfig:
 
     @property
     def exact_positions(self) -> int:
-        """Return the length up to which full attention equals the model's: its window, or all its positions."""
+        """Return the sequence length up to which full attention is exact: the sliding window, or all positions."""
         return min(self.max_positions, self.sliding_window or self.max_positions)
 
     @property
@@ -193,16 +193,16 @@ class ConfigReader:
         return ConfigReader(self.values | values, self.where, self.assumed - values.keys())
 
     def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
-        """Return a CheckpointError about this file for the caller to raise; a long message is truncated."""
+        """Return, without raising it, a CheckpointError about this file; a long message is truncated."""
         return CheckpointError(_cut(message), where=self.where, hint=hint)
 
     def refuse_value(self, message: str) -> CheckpointError:
-        """Return a CheckpointError about an invalid value of this file for the caller to raise."""
+        """Return, without raising it, a CheckpointError about an invalid value of this file."""
         name = self.where.partition(": ")[0].rpartition("/")[2]
         return self.refuse(message, f"correct it in {name}, or choose another checkpoint")
 
     def unsupported(self, message: str) -> UnsupportedModel:
-        """Return an UnsupportedModel error for a model that the conversion does not support."""
+        """Return, without raising it, an UnsupportedModel error for a model that cannot be converted."""
         return UnsupportedModel(_cut(message), where=self.where, hint=UNCONVERTED)
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:

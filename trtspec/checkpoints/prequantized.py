@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that are already quantized: their declared quantization, FP8 tensors and scales, and resulting scheme.
+"""Sources that are already quantized: their declared quantization, FP8 tensors and scales, and the resulting scheme.
 
 The quantization is declared by `hf_quant_config.json` (ModelOpt), or `quantization_config` in config.json (ModelOpt,
 compressed-tensors, FP8 of transformers and AutoFP8). Formats: NVIDIA/Model-Optimizer,
@@ -48,7 +48,8 @@ STRATEGIES = {("tensor", "tensor", False): "fp8", ("channel", "token", True): "f
 class QuantFormat:
     """Storage format of a model's weights and KV cache, independent of the tool that quantized them.
 
-    Each is "none", "fp8" or "fp8_rowwise". Weight formats that the conversion does not support have their own name.
+    Each is "none", "fp8" or "fp8_rowwise". Weight formats that the conversion does not support keep the source's name
+    for them, e.g. "awq".
     """
 
     weights: str = "none"
@@ -104,7 +105,7 @@ def _named_format(source: Source) -> QuantFormat:
 
 
 def _grouped_format(declared: dict[str, Any]) -> str | None:
-    """Return "fp8" or "fp8_block" for groups of compressed-tensors, or None if not all of them are FP8."""
+    """Return "fp8" or "fp8_block" for the groups of a compressed-tensors config, or None if not all of them are FP8."""
     groups = _section(declared, "config_groups").values()
     weights = [_section(group, "weights") for group in groups if isinstance(group, dict)]
     if not weights or any((each.get("type"), each.get("num_bits")) != ("float", 8) for each in weights):
@@ -148,7 +149,10 @@ def _compressed_tensors(reader: ConfigReader) -> QuantConfig:
 
 
 def _group(reader: ConfigReader) -> str:
-    """Return the recipe's name for the quantization of one module group; raise CheckpointError if unsupported."""
+    """Return "fp8" or "fp8_rowwise" for one module group of a compressed-tensors config.
+
+    Raises CheckpointError if the group's quantization is not supported.
+    """
     weights, inputs = reader.section("weights"), reader.section("input_activations")
     if weights is None or inputs is None or reader.values.get("output_activations"):
         raise _refuse(reader, "compressed-tensors", "it does not quantize exactly weights and their inputs")
@@ -235,7 +239,7 @@ class Prequantized:
         return self.source.tensors[self._cache_scale(weight, kind)]
 
     def tensors(self, rules: list[Rule]) -> Quantized:
-        """Return the FP8 weights and the accepted shapes of their scales, for `match`."""
+        """Return the FP8 weights and the accepted shapes of their scales, in the form that `rules.match` requires."""
         scales: dict[str, tuple[tuple[int, ...], ...]] = {}
         for weight in self.weights:
             rows = self.source.tensors[weight].shape[:1]

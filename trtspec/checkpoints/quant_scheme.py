@@ -113,7 +113,7 @@ def scheme_problems(scheme: Scheme, config: ModelConfig, rules: list[Rule]) -> l
 
 
 def _format_conflict(scheme: Scheme, rules: list[Rule]) -> str | None:
-    """Return a message if engines require one format for linear layers of which only some are excluded, else None."""
+    """Return a message if only some of the linear layers that engines require in one format are excluded, else None."""
     kinds: dict[tuple[int, str], set[bool]] = {}
     for rule in rules:
         if not isinstance(rule.at, Stage) and (reason := _shared_format_reason(rule, scheme)):

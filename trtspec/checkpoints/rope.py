@@ -210,7 +210,10 @@ def _factors(section: ConfigReader, key: str) -> tuple[float, ...]:
 
 
 def _yarn_attention_factor(section: ConfigReader, factor: float) -> float:
-    """Return the factor of sines and cosines: YaRN (arXiv 2309.00071) eq. 22, or DeepSeek's ratio of two."""
+    """Return the factor of sines and cosines: `attention_factor`, or by default YaRN's (arXiv 2309.00071, eq. 22).
+
+    With DeepSeek's keys `mscale` and `mscale_all_dim`, the default is the ratio of two such factors.
+    """
     if section.values.get("attention_factor") is not None:
         return _positive(section, "attention_factor")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of model families: rules from source tensors to target tensors, their check, and the family lookup.
+"""Interface of model families: conversion rules, their check against a source, and the lookup of a source's family.
 
 A family lists rules. `match` checks them against a source, from headers alone: every source tensor is used once or
 skipped explicitly, every target tensor is produced once, and every shape agrees with config.json.
@@ -135,7 +135,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class Quantized:
-    """The FP8 tensors of a source: names of `weights`, and the allowed shapes of each scale in `scales`."""
+    """The FP8 tensors of a source: the names of its weights, and the allowed shapes of each scale by name."""
 
     weights: frozenset[str]
     scales: dict[str, tuple[tuple[int, ...], ...]]
@@ -194,7 +194,7 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
 
 
 def find_parts(rules: list[Rule], source: Source) -> dict[str, tuple[TensorInfo, ...]]:
-    """Return the source tensors of each rule by its full name, omitting rules with unnamed sources.
+    """Return the source tensors of each rule by the rule's full name; rules with unnamed sources are omitted.
 
     Raises KeyError if a tensor is missing.
     """
@@ -206,7 +206,10 @@ def find_parts(rules: list[Rule], source: Source) -> dict[str, tuple[TensorInfo,
 
 
 def select_rows(wanted: SourceTensor, stored: TensorInfo) -> TensorInfo:
-    """Return the rows of `stored` that `wanted` selects; `stored` is its tensor or has one value per row."""
+    """Return the rows of `stored` that `wanted` selects.
+
+    `stored` is the tensor named by `wanted`, or a tensor with one value for each of its rows.
+    """
     if not wanted.stored_rows:
         return stored
     rows, nbytes = wanted.shape[0], stored.nbytes // wanted.stored_rows

@@ -81,7 +81,7 @@ def resolve_split(rule: Rule, mapping: ParallelMapping) -> Split:
 
 
 def row_split_problems(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
-    """Return a message for each target that cannot be divided by rows, beyond `mapping_problems`."""
+    """Return a message for each target that cannot be divided by rows; complements `mapping_problems`."""
     problems = []
     for rule in rules:
         for source in rule.sources if rule.split is Split.ROWS else ():
@@ -93,7 +93,7 @@ def row_split_problems(rules: Iterable[Rule], mapping: ParallelMapping) -> list[
 
 @dataclass(frozen=True)
 class ShardRegion:
-    """Rows and columns of a source tensor that a rank stores, from row `at_row` of its target tensor."""
+    """A rectangle of a source tensor that a rank stores, starting at row `at_row` of the rank's target tensor."""
 
     rank: int
     rows: range

@@ -260,7 +260,7 @@ def _read_exactly(descriptor: int, view: memoryview, source: TensorInfo, positio
 
 
 class TaskQueue:
-    """Tasks for several threads; each starts with its own part of the sequence, of about equally many bytes.
+    """Queue that assigns each thread a part of the task sequence, with about the same number of bytes.
 
     A thread that has finished its part takes half of the longest remaining part. If the tasks are in output order, they
     are therefore written, and hashed, mostly in sequence.

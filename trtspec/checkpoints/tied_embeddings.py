@@ -100,7 +100,7 @@ UNTIED = Ties()
 
 
 def compare_ties(source: Source, embedding: str, head: str) -> Ties:
-    """Compare the stored embedding and head that config.json ties."""
+    """Compare an embedding and an LM head, given by their tensor names, that config.json ties."""
     stored, own = (source.tensors.get(name) for name in (embedding, head))
     if own is None:
         return UNTIED
@@ -112,7 +112,10 @@ def compare_ties(source: Source, embedding: str, head: str) -> Ties:
 
 
 def find_ties(source: Source, text: ConfigReader) -> Ties:
-    """Return the ties of a model without a family; `text` is the text model's section of config.json."""
+    """Compare the embedding and the LM head of a model of unknown family, if config.json ties them.
+
+    `text` is the text model's section of config.json.
+    """
     if text.values.get("tie_word_embeddings", source.config.get("tie_word_embeddings")) is not True:
         return UNTIED
     found = [

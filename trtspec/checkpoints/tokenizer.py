@@ -125,7 +125,7 @@ def check_tokenizer(source: Source) -> None:
 
 
 class Tokenizer:
-    """Encoder and decoder of a checkpoint directory's tokenizer, equal to the one transformers loads."""
+    """Tokenizer of a checkpoint directory, with the same ids and texts as in transformers."""
 
     def __init__(self, root: Path, *, vetted: bool = False) -> None:
         """Load the tokenizer of a directory, after a trial in a child process unless `vetted`.
@@ -199,9 +199,9 @@ class Tokenizer:
         return tuple(self.encode("", add_special_tokens=True))
 
     def as_plain(self, text: str) -> str | None:
-        """Return a rendered chat without the special tokens that an engine adds itself, or None if impossible.
+        """Return a rendered chat without the special tokens that an engine adds to every text.
 
-        The result is None if the template's first tokens differ from those that the tokenizer adds. Special tokens
+        Returns None if the template's first tokens differ from the tokens that the tokenizer adds. Special tokens
         inside the chat stay. Some tokenizers insert a space after the begin token, which the chat does not have.
         """
         plain, wanted = str.__str__(text), self.encode(text, add_special_tokens=False)
@@ -246,7 +246,7 @@ class Tokenizer:
         return visible[-incomplete] if incomplete else len(ids)
 
     def _incomplete_len(self, window: list[int]) -> int:
-        """Return the number of last tokens of a text that may be the beginning of a character."""
+        """Return the number of tokens at the end of `window` that may be the beginning of a character."""
         for count in range(LONGEST_CHARACTER):
             if not self.decode(window[: len(window) - count]).endswith(BROKEN):
                 return count

@@ -73,8 +73,8 @@ _QWEN3_5 = (
 class _Class:
     """A tokenizer class that rebuilds parts of the tokenizer.
 
-    `build` sets the rebuilt parts, and `tokens` are the default special tokens. `begins` is whether its post-processor
-    adds a begin token, or None to keep the file's post-processor.
+    `build` sets the rebuilt parts, and `tokens` are the default special tokens. `begins` is True if the class's
+    post-processor adds a begin token, False if not, and None to keep the file's post-processor.
     """
 
     build: Callable[[Backend, Mapping[str, Any]], None]
@@ -133,10 +133,7 @@ def apply_transformers_class(backend: Backend, root: Path) -> Backend:
 
 
 def _documents(root: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return tokenizer_config.json, with and without the overrides of an older special_tokens_map.json.
-
-    The first element is the file alone, the second has the overrides.
-    """
+    """Return tokenizer_config.json, alone and with the overrides of an older special_tokens_map.json."""
     config = read_document(root / "tokenizer_config.json")
     older = {} if "added_tokens_decoder" in config else read_document(root / "special_tokens_map.json")
     return config, {**config, **older}

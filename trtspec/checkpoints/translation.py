@@ -36,7 +36,8 @@ _ONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 def token_ids(tokenizer: Tokenizer) -> dict[Meaning, int]:
     """Return token ids by meaning, (is special, bytes); for equal meanings the last id.
 
-    SentencePiece lists bytes before pieces. Raises CheckpointError for a tokenizer with another alphabet.
+    SentencePiece lists single bytes before pieces, so the last id is the piece. Raises CheckpointError for a tokenizer
+    with another alphabet.
     """
     decode, added = _alphabet(tokenizer), tokenizer.added
     found: dict[Meaning, int] = {}
@@ -140,7 +141,7 @@ def _read_parts(path: Path) -> list[list[int]]:
 
 
 def _little(values: array[int]) -> array[int]:
-    """Swap 32-bit integers between native and little-endian byte order; the argument is changed in place."""
+    """Convert 32-bit integers between native and little-endian byte order, in place."""
     if sys.byteorder == "big":
         values.byteswap()
     return values

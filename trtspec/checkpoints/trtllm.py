@@ -136,7 +136,7 @@ def _render_quantization(quantization: TrtllmQuantization) -> dict[str, Any]:
 class TrtllmCheckpoint:
     """A converted checkpoint directory; `ranks` has the tensor headers of each rank's file.
 
-    `document` is config.json, for the keys of draft heads inside the model.
+    `document` is config.json, from which draft heads inside the model read their keys.
     """
 
     root: Path

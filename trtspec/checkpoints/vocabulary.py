@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The token ids in a tokenizer's files, parsed as JSON within limits, for checks without a tokenizer library.
+"""Token ids in a tokenizer's files, parsed as JSON within limits, for checks without a tokenizer library.
 
 A large tokenizer.json is parsed only if necessary: a search for numbers in the file, which takes a tenth of the time,
 can prove that all ids are below a limit.

@@ -22,7 +22,7 @@ OnBytes = Callable[[int], None]
 
 
 def ignore_progress(count: int) -> None:
-    """Do nothing with the byte count; the default for `on_bytes`."""
+    """Discard the byte count; this is the default `on_bytes` callback."""
 
 
 @dataclass(frozen=True)

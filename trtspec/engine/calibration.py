@@ -93,7 +93,7 @@ def _one_thread_an_operation() -> Iterator[int]:
 
 
 class _Calibration:
-    """State of a calibration: reads the weights layer by layer and collects peaks in `tables`, by kind and module.
+    """A calibration run that reads the weights layer by layer and collects peaks in `tables`, by kind and module.
 
     `notes` is the file of the saved state, or None to save nothing. `stamp` identifies the measurement and its inputs;
     a state with another stamp is ignored.
@@ -195,7 +195,7 @@ class _Calibration:
 
 
 def merge_parts(sources: Sequence[TensorInfo]) -> list[TensorInfo]:
-    """Return one tensor if `sources` are parts of the same stored tensor, else the sources unchanged."""
+    """Join row ranges of one stored tensor to that tensor; return separately stored tensors unchanged."""
     first, *others = sorted(sources, key=lambda source: source.offset)
     if not others or any(other.name != first.name for other in others):
         return list(sources)

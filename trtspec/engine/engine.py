@@ -92,7 +92,11 @@ class Engine:
         return running.handle
 
     def set_draft_failure_callbacks(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
-        """Set the callbacks for fallbacks to no drafts (with the reason) and for changes of the circuit breaker."""
+        """Set the callbacks for failures of the drafter.
+
+        `on_fallback` receives the reason when a request continues without drafts, and `on_open` the new state of the
+        circuit breaker.
+        """
         guard = self.speculator.guard
         guard.on_fallback, guard.breaker.on_change = on_fallback, on_open
 

@@ -120,8 +120,8 @@ def group_by_length(lens: Sequence[int]) -> list[tuple[int, int]]:
 class Prefilled:
     """Output of the model for some texts.
 
-    `logits` [texts, tail + 1, vocab]: column i is after all but the last tail - i tokens of a text. `features` are the
-    hidden states [texts, width, aux_layers * hidden] of each chunk, with the chunk's start.
+    `logits` are [texts, tail + 1, vocab]; column i has the logits after all but the last tail - i tokens of a text.
+    `features` are the hidden states [texts, width, aux_layers * hidden] of each chunk, with the chunk's start.
     """
 
     logits: Tensor

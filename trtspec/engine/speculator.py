@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target with its drafter: prefills prompts, and runs one step for the rows of a batch.
+"""Prefill and decoding steps of a target model with its drafter, for the rows of a batch.
 
 A step drafts, runs one pass of the target, verifies and compacts the cache. Queues, threads and clients are handled by
 `engine`. External drafts, which are sent with requests, are verified together with the prompts. The target's logits are

@@ -38,7 +38,7 @@ class TrainingBatch:
 
     A place is a token after which a draft is evaluated: the next token belongs to a response and is not its first,
     which comes from the prefill. `rows` and `positions` [n] locate the places. `depths` number them from 0 in each
-    response, `following` are the tokens after them, and `counts` their numbers in each row. `grid` [rows, maximum per
+    response, `following` are the tokens after them, and `counts` is their number in each row. `grid` [rows, maximum per
     row] has their positions row by row, padded; `is_valid` selects the places, in the order of `positions`. Responses
     have at least two tokens.
     """

@@ -71,7 +71,7 @@ class AnswerPrompts(Step):
     sampled: int
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Generate responses; raise TrtspecError if the file's are off-policy or the target's are empty."""
+        """Generate responses; raise TrtspecError if given responses are off-policy or the target generates none."""
         texts = read_texts(inputs[self.prompts] / TEXTS)
         given = [replace(text, answer=text.answer[: self.max_tokens]) for text in texts if text.given]
         with self.tokenizer.unchanged():
@@ -193,7 +193,7 @@ class MakeDraft(Step):
 class MeasureDraft(Step):
     """Step that writes `counts.json`: the acceptance counts of each held-out text.
 
-    `settings` are the engine's, as JSON; `when` is only part of the name.
+    `settings` are the engine's, as JSON; `when` ("before" or "after") only affects the step's name.
     """
 
     VERSION: ClassVar[int] = 1

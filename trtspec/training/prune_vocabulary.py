@@ -70,7 +70,7 @@ class ReduceDraft(Step):
 
 
 def _able_methods() -> dict[str, Callable[[Source], VocabularyNames]]:
-    """Return `vocabulary_names` of the methods whose heads may have their own vocabulary."""
+    """Return, by method, the `vocabulary_names` function of methods whose heads may have their own vocabulary."""
     return {name: method.vocabulary_names for name, method in methods().items() if method.vocabulary_names}
 
 
@@ -88,7 +88,7 @@ class PruningResult:
     costs: tuple[float, float]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of `prune --vocab --json`."""
+        """Return the document of `prune-vocab --json`."""
         found = self.comparison.as_dict()
         for side, cost in zip(("before", "after"), self.costs, strict=True):
             found[side]["step_cost"] = round(cost, 4)

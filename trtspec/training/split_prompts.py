@@ -104,7 +104,7 @@ def assign_sides(prompts: Sequence[Prompt], seed: int, *, judges: bool = True) -
 
 
 def leaked(prompts: Sequence[Prompt], judges: Sequence[Prompt]) -> tuple[Prompt, Prompt] | None:
-    """Return a prompt and an evaluation prompt of the same document, or None."""
+    """Return the first pair of a training and an evaluation prompt from the same document, or None."""
     documents = assign_documents([*prompts, *judges])
     first = {document: place for place, document in reversed(list(enumerate(documents[: len(prompts)])))}
     for judge, document in zip(judges, documents[len(prompts) :], strict=True):

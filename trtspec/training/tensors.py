@@ -212,7 +212,7 @@ VOCAB = "draft_vocab_size"
 def chosen_ids(ids: Tensor, texts: Sequence[TrainingText]) -> Tensor:
     """Return as many ids as `ids` [n], ascending: the most frequent in the responses, ties in the order of `ids`.
 
-    The ids are unchanged if the responses contain hardly any other token.
+    The result is `ids` itself if other tokens are at most MOST_MISSED of the responses.
     """
     counts, known = _counted(texts), ids.tolist()
     others = sorted(counts.keys() - set(known))
@@ -222,7 +222,7 @@ def chosen_ids(ids: Tensor, texts: Sequence[TrainingText]) -> Tensor:
 
 
 def most_frequent(count: int, texts: Sequence[TrainingText], among: Iterable[int]) -> list[int]:
-    """Return `count` ids of those `among`, ascending: the most frequent in the responses, ties by order."""
+    """Return the `count` ids of `among` that are most frequent in the responses, ascending; ties go by order."""
     counts = _counted(texts)
     return sorted(sorted(among, key=lambda token: -counts[token])[:count])
 
@@ -234,7 +234,7 @@ def _counted(texts: Sequence[TrainingText]) -> Counter[int]:
 def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -> Tensor:
     """Return an LM head's `rows` [n, hidden] of `ids`, which ascend, rearranged for `chosen`.
 
-    New rows are copied from the target's [vocab, hidden], scaled to the average norm of the head's rows.
+    Rows of new ids are copied from `target_rows` [vocab, hidden], scaled to the average norm of the head's rows.
     """
     known = torch.isin(chosen, ids)
     scale = rows.norm(dim=1).mean() / target_rows[ids].norm(dim=1).mean()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training settings, and tokenized prompts with their sides and responses; the JSON lines files between steps."""
+"""Training settings, tokenized prompts with their sides and responses, and the JSON lines files of these texts."""
 
 from __future__ import annotations
 

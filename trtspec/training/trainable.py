@@ -261,7 +261,7 @@ class DraftTrainer:
 
 
 def find_trainable(method: str) -> DraftTrainer:
-    """Return the DraftTrainer of a method; raise TrtspecError that lists the supported methods otherwise."""
+    """Return the DraftTrainer of a method; the TrtspecError for an unsupported method lists the supported ones."""
     found: DraftTrainer = find_extension(
         "trtspec.methods", "TRAINABLE", method, "draft to train, of method", "training"
     )

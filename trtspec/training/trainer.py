@@ -86,10 +86,10 @@ LOSSES: dict[Loss, Distance] = {
 def batch_loss(
     student: TrainableDraft, view: View, batch: TrainingBatch, lessons: TargetOutputs, distance: Distance
 ) -> Tensor:
-    """Return the distance from the target's distributions: the mean of each pass, weighted over the passes.
+    """Return the training loss of a batch: `distance` averaged over the places of each pass, weighted over passes.
 
     Places whose most probable token cannot be drafted are excluded, because the target's distribution over the draft
-    vocabulary differs from its real one at such a place.
+    vocabulary then differs from its real one.
     """
     wanted, features = lessons.of(batch)
     able, wanted = _within(student, wanted)

@@ -68,9 +68,9 @@ class IsolatedDrafter:
     def propose(
         self, texts: Sequence[Sequence[int]], depth: int, sampling: Callable[[list[int]], DraftSampling | None]
     ) -> DraftTokens | None:
-        """Return a draft for all rows, empty in some rows, or None if the drafter fails or is disabled.
+        """Return a draft for all rows, or None if the drafter fails or is disabled.
 
-        `sampling` returns the DraftSampling for a list of engine rows.
+        Rows without drafting have an empty draft. `sampling` returns the DraftSampling for a list of engine rows.
         """
         rows = self.drafted
         if not rows or (not self.drafter.remembers and not self.breaker.allows()):
@@ -91,7 +91,7 @@ class IsolatedDrafter:
                 self._failed()
 
     def retain(self, row: int, text: Sequence[int]) -> bool:
-        """Free the row of a finished text; return whether it had drafts to its end, so that its state was cached."""
+        """Free the row of a finished text; return True if it had drafts to its end, so that the drafter cached it."""
         place, self._places[row] = self._places[row], None
         if place is None:
             return False

@@ -228,11 +228,11 @@ class HiddenStateDrafter(Drafter):
 class TreeLevel:
     """The nodes of one depth of a static tree; "above" refers to the nodes with children in the level above.
 
-    `parents` and `ranks` [nodes] are the index above of each node's parent, and each node's rank. `inner` [inner nodes]
-    are the nodes with children, `inner_parents` their parents above, and `span` the range of their numbers among all
-    inner nodes of the tree without the root. When sampling, all nodes above first sample one child each; `rounds` are
-    the nodes of the previous round that sample a second child, a third and so on. `sampled` [nodes] is a node's index
-    in this order. `widest` is the highest rank plus one.
+    `parents` [nodes] has each node's parent as an index into the nodes above, and `ranks` [nodes] each node's rank.
+    `inner` [inner nodes] are the nodes with children, `inner_parents` their parents above, and `span` the range of
+    their numbers among all inner nodes of the tree without the root. When sampling, all nodes above first sample one
+    child each; `rounds` are the nodes of the previous round that sample a second child, a third and so on. `sampled`
+    [nodes] is a node's index in this order. `widest` is the highest rank plus one.
     """
 
     parents: Tensor

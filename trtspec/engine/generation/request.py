@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and results as plain values without torch, independent of the engine that serves them; their validation.
+"""Requests and results as plain values without torch, which any engine can serve, and the validation of requests.
 
 A request may change the target's logits before sampling by penalties, biases and forbidden tokens. TensorRT-LLM, vLLM
 and transformers define them differently. trtspec's rules are:

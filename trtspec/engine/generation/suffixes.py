@@ -173,7 +173,10 @@ class SuffixTree:
                 sequence.open.append((child, depth + 1))
 
     def _unfold(self, node: SuffixNode, depth: int) -> None:
-        """Add the continuation of a string that occurred once as a child, or mark its node open without one."""
+        """Expand the node of a string that occurred once.
+
+        The string's continuation becomes a child. If the owner ends with the string, the node is marked open instead.
+        """
         owner, end = node.owner, node.end
         if owner is None:
             return

@@ -73,7 +73,9 @@ class Norm:
         self._offset = torch.tensor((width * epsilon) ** 0.5, device=device)
 
     def __call__(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
-        """Normalize hidden [n, width] with a weight [width] from `WeightLoader.norm`; with None, return it unchanged.
+        """Return hidden [n, width] normalized and multiplied by `weight` [width]; unchanged if `weight` is None.
+
+        The weight must have the form that `WeightLoader.norm` returns.
         """
         if weight is None:
             return hidden
@@ -238,7 +240,7 @@ class Linear(Sublayer):
 
 @dataclass(frozen=True)
 class GatedMlp(Sublayer):
-    """down(activate(a) * b), where a and b are the halves of `gate_up`'s output."""
+    """Gated MLP: down(activate(a) * b), where a and b are the halves of `gate_up`'s output."""
 
     gate_up: Linear
     down: Linear

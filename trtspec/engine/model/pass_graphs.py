@@ -51,7 +51,7 @@ class _Inputs:
         return [self.tokens, self.at, seen.slots, seen.rotation, seen.mask, *others]
 
     def copied(self) -> _Inputs:
-        """Return a copy whose tensors share no memory with these."""
+        """Return a copy that shares no memory with this object."""
         window = _copied(self.window)
         if self.window.near:
             window = replace(window, near=replace(_copied(self.window.near), slots=window.slots))

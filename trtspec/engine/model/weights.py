@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a converted checkpoint into the layers of the forward pass: shards joined, FP8 dequantized, matrices fused.
+"""Load a converted checkpoint into the layers of the forward pass: join shards, dequantize FP8, fuse matrices.
 
 One tensor is read at a time, so that peak memory is the weights plus one tensor. The tensors of a draft head are read
 from the target's checkpoint by the rules with which they were stored.
@@ -209,7 +209,7 @@ class DecoderWeights(WeightLoader):
         return GatedMlp(gate_up, self.linear(f"{prefix}.proj"), ACTIVATIONS[act])
 
     def _mixture(self, prefix: str) -> MixtureOfExperts:
-        """Return the mixture with separate experts; the router is always float32."""
+        """Return a layer's mixture of experts with one MLP per expert; the router is always float32."""
         # the experts' linear half is stored above the activated one
         halves = partial(torch.roll, shifts=self._config.intermediate_size, dims=1)
         return MixtureOfExperts(
@@ -219,7 +219,7 @@ class DecoderWeights(WeightLoader):
         )
 
     def _experts(self, module: str, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> list[Linear]:
-        """Return the experts of a weight [experts, out, in]."""
+        """Return one linear layer per expert of a stacked weight [experts, out, in]."""
         name = f"{module}.weight"
         quantize = self.quantization([name])
         return [Linear(make_matrix(weight), None, quantize) for weight in order(self.weight(name))]

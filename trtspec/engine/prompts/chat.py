@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rendering of chat messages to a prompt with a tokenizer's chat template.
+"""Render chat messages to a prompt with a tokenizer's chat template.
 
 A template is untrusted code from the model's publisher. Child processes render it (`trtspec.engine.prompts.rendering`)
 with limits of memory, time and output. The result equals transformers' `apply_chat_template`.

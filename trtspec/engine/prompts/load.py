@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading of prompt files of all formats: applies a tokenizer's chat template to messages, and counts prompts."""
+"""Load prompt files of all formats, apply a tokenizer's chat template to messages, and count prompts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def with_template(prompts: Sequence[Prompt], tokenizer: Path, path: Path) -> lis
 
 
 def summarize(file: PromptFile, tokenizer: Path | None) -> dict[str, Any]:
-    """Return the document of `prompts --json`; `tokenizer` is a directory whose template and tokens are used."""
+    """Return the document of `datasets --json`; `tokenizer` is a directory whose template and tokens are used."""
     prompts = with_template(file.prompts, tokenizer, file.path) if tokenizer else file.prompts
     characters, tokens = [len(prompt.text) for prompt in prompts], None
     if tokenizer:

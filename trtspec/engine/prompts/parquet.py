@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of parquet rows with pyarrow (optional) in a child process with limits.
+"""Read the rows of a parquet file with pyarrow (optional) in a child process with limits.
 
 A footer of some hundred bytes can describe columns of many gigabytes. Therefore only the columns that a prompt format
 uses are read, a few rows at a time, with limits on the unpacked size.
@@ -51,7 +51,8 @@ def read_rows(
 def unpack(options: dict[str, Any], raw: bytes) -> list[dict[str, Any]]:
     """Return the rows of the parquet file `raw`; runs in the child process.
 
-    If the file lacks all of the columns, each row maps its first column names to None, for the caller's error message.
+    If the file lacks all requested columns, the rows have its first columns with the value None, so that the caller can
+    report the column names.
     """
     try:
         import pyarrow

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rendering of a chat template in a child process, because a template is untrusted code from the model's publisher.
+"""Render a chat template in a child process, because a template is untrusted code from the model's publisher.
 
 The sandbox, its extensions, filters and globals are the same as in transformers 5 (utils/chat_template_utils.py), so
 that the output is the same. `trtspec.engine.prompts.chat` is the parent process.

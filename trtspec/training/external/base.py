@@ -93,7 +93,7 @@ class ExternalTrainer:
 
 
 def find_trainer(name: str) -> ExternalTrainer:
-    """Return a trainer by name; raise an error that lists the known names otherwise."""
+    """Return the trainer with this name; the error for an unknown name lists the known ones."""
     found: ExternalTrainer = find_extension(PACKAGE, ATTRIBUTE, name, "trainer")
     return found
 

@@ -70,8 +70,7 @@ def first_turn_prompt(record: PromptRecord, turns: Sequence[str], kind: str, nam
 def chat(record: PromptRecord, messages: object, kind: str, name: str, further_turns: int = 0) -> Prompt:
     """Return messages as a prompt, without trailing answers; raise TrtspecError if the messages are invalid.
 
-    The last of the trailing answers to be removed becomes `Prompt.answer`. Without a `kind`, the kind is chat or
-    multi-turn.
+    The first of the trailing answers becomes `Prompt.answer`. If `kind` is "", the prompt's kind is chat or multi-turn.
     """
     try:
         read = read_messages(messages)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainer of NVIDIA's ModelOpt: modelopt/recipe/config.py and examples/speculative_decoding.
+"""External trainer: NVIDIA's ModelOpt with its examples/speculative_decoding.
 
 Source: NVIDIA/Model-Optimizer:modelopt/recipe/config.py@0.47.0. ModelOpt reads messages, formats them with a chat
 template, and takes the loss mask from the template's `generation` block
