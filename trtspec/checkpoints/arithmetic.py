@@ -111,7 +111,7 @@ def cast_table(source: str, target: str) -> Bits:
 
 
 def cast(bits: Bits, source: str, target: str) -> Bits:
-    """Convert bit patterns from `source` to `target`, rounding to nearest even; return the input if both are equal."""
+    """Convert bit patterns from `source` to `target`, rounding to nearest even; return `bits` if both are equal."""
     if source == target:
         return bits
     return from_floats(bits.view(np.float32), target) if source == "F32" else np.take(cast_table(source, target), bits)
@@ -133,7 +133,7 @@ class Arithmetic(Protocol):
         """Return the bit pattern of the largest finite magnitude and the numbers of NaN and infinite values."""
 
     def cast(self, bits: Bits, source: str, target: str) -> Bits:
-        """Convert bit patterns from `source` to `target`, rounding to nearest even; return equal formats unchanged."""
+        """Convert bit patterns from `source` to `target`, rounding to nearest even; return `bits` if both are equal."""
 
     def quantizer(self, dtype: str, scale: np.float32) -> Callable[[Bits], Bits]:
         """Return a function that divides `dtype` bit patterns by a float32 scale and converts them to F8_E4M3."""
@@ -280,7 +280,7 @@ class CompilingArithmetic:
 
 
 def _tested(library: KernelLibrary | None) -> CompiledArithmetic | None:
-    """Return a library's arithmetic if it passes the self-test on this machine (10 ms), else None."""
+    """Return the arithmetic of `library` if it passes the self-test on this machine (10 ms), else None."""
     if library is None:
         return None
     try:

@@ -125,5 +125,5 @@ def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: ParallelMap
 
 
 def _scales(rule: Rule, scheme: Scheme) -> list[Rule]:
-    """Return the rules of a quantized weight's scales: one per row, or one for the weight and one for its input."""
+    """Return the rules of a quantized weight's scales: one per row, or one each for the weight and its input."""
     return [row_scales(rule)] if scheme.weights == "fp8_rowwise" else [weight_scale(rule), activation_scale(rule)]

@@ -45,7 +45,7 @@ class Cast:
     plus: float = 0.0
 
     def run(self, worker: TransferWorker) -> None:
-        """Encode the tensors; report values that are not finite or that overflow `dtype` as flaws."""
+        """Convert and write the tensors; record an issue for values that are not finite or that overflow `dtype`."""
         for transfer in self.transfers:
             source, census = transfer.source, ValueStats(transfer.source, self.arithmetic)
             for first, bits in worker.chunks(source):
@@ -91,7 +91,7 @@ class ValueStats:
         self._infinities += infinities
 
     def add_encoded(self, bits: Bits, dtype: str) -> None:
-        """Count the infinities of the same chunk after encoding, to detect overflow."""
+        """Count the infinities of a chunk after encoding; they exceed the chunk's own if values overflowed."""
         _, _, infinities = self._arithmetic.count(bits, dtype)
         self._overflows += infinities
 
@@ -147,7 +147,7 @@ class QuantizeTensors:
                     worker.write(transfer.destinations, first, quantize(bits))
 
     def _amax(self, worker: TransferWorker, source: TensorInfo) -> np.float32:
-        """Return the largest finite magnitude of a tensor; report values that are not finite as flaws."""
+        """Return the largest finite magnitude of a tensor; record an issue for values that are not finite."""
         census = ValueStats(source, self.arithmetic)
         for _, bits in worker.chunks(source, last=False):
             census.add(bits)
@@ -252,7 +252,7 @@ class CopyScales:
 
 
 def read_scale(worker: TransferWorker, source: TensorInfo) -> np.float32:
-    """Return a scale as float32; if it is not positive and finite, report a flaw and return 1."""
+    """Return a scale as float32; if it is not positive and finite, record an issue and return 1."""
     ((_, bits),) = worker.chunks(source)
     values = to_floats(bits, source.dtype).copy()  # the worker's buffer is used again
     is_scale = _check(worker, source, values)
@@ -267,7 +267,7 @@ def _check(worker: TransferWorker, source: TensorInfo, scales: Floats) -> bool:
 
 
 def _move(worker: TransferWorker, transfer: Transfer, table: Bits | None = None) -> None:
-    """Copy a tensor's FP8 patterns, mapped through `table` if given; report NaN values as a flaw."""
+    """Copy a tensor's FP8 patterns, mapped through `table` if given; record an issue for NaN values."""
     source, nans = transfer.source, 0
     for first, bits in worker.chunks(source):
         nans += int(np.count_nonzero((bits & NOT_A_NUMBER) == NOT_A_NUMBER))

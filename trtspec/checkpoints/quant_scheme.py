@@ -141,7 +141,7 @@ KV_SCALES = ("k", "v", "kv")
 
 
 def weight_scale(weight: Rule) -> Rule:
-    """Return the rule of a weight's scale: one value, or one per expert."""
+    """Return the conversion rule for a weight's scale: one value, or one per expert."""
     target = f"{_module(weight)}.weights_scaling_factor"
     if weight.experts:
         return Rule(target, (SourceTensor("", (weight.experts, 1)),), weight.at)
@@ -149,19 +149,19 @@ def weight_scale(weight: Rule) -> Rule:
 
 
 def row_scales(weight: Rule) -> Rule:
-    """Return the rule of a weight's row scales; its sources have the order of the weight's sources."""
+    """Return the conversion rule for a weight's row scales; its sources are in the order of the weight's sources."""
     sources = tuple(replace(source, name="", shape=source.shape[:1]) for source in weight.sources)
     target, split = f"{_module(weight)}.per_channel_scale", row_split(weight.split)
     return replace(weight, target=target, sources=sources, split=split, linear=None)
 
 
 def activation_scale(weight: Rule) -> Rule:
-    """Return the rule of the scale of a weight's input activations."""
+    """Return the conversion rule for the scale of a weight's input activations."""
     return _scalar(f"{_module(weight)}.activation_scaling_factor", weight)
 
 
 def cache_scale(qkv: Rule, kind: str) -> Rule:
-    """Return the rule of the KV cache scale of a projection, for keys ("k"), values ("v") or both ("kv")."""
+    """Return the conversion rule for a KV-cache scale: of keys ("k"), of values ("v") or of both ("kv")."""
     return _scalar(f"{qkv.block}.{kind}_cache_scaling_factor", qkv)
 
 

@@ -33,7 +33,7 @@ class Stage(Enum):
 
 
 class Split(Enum):
-    """Division of a target over the ranks of a stage.
+    """Division of a target tensor over the ranks of a stage.
 
     Layers divided by columns add their bias after the sum over ranks, so the bias is not divided. Norms and routers are
     not divided either.
@@ -56,7 +56,7 @@ class LinearLayer:
     """Constraints on the quantization of a linear layer.
 
     `norm` is the norm of the block's input, in the same model layer; with per-row FP8 scales, engines replace both
-    together. `fused` is the target that engines fuse with this one into one matrix.
+    together. `fused` is the target tensor that engines fuse with this one into one matrix.
     """
 
     norm: str = ""
@@ -65,7 +65,7 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A source tensor, or a range of its rows, from which a target is made.
+    """A source tensor, or a range of its rows, from which a target tensor is made.
 
     `heads` is the number of attention heads in its rows; a head is never divided. The tensor is padded with rows of
     zeros to `least_rows`. For a range, `first_row` is its first row and `stored_rows` the number of rows of the stored
@@ -111,17 +111,17 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """Return the target's full name in an unsharded checkpoint."""
+        """Return the target tensor's full name in an unsharded checkpoint."""
         return self.target if isinstance(self.at, Stage) else layer_tensor(self.at, self.target)
 
     @property
     def module(self) -> str:
-        """Return the name of the module that contains the target; quantization patterns are matched against it."""
+        """Return the name of the module that contains the target tensor; quantization patterns match this name."""
         return self.name.rpartition(".")[0]
 
     @property
     def block(self) -> str:
-        """Return the block of the layer that contains the module, e.g. "attention"."""
+        """Return the block of the layer that contains the target tensor, e.g. "attention"."""
         return self.target.partition(".")[0]
 
 

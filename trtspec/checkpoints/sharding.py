@@ -74,14 +74,14 @@ def valid_sizes_hint(config: ModelConfig, mapping: ParallelMapping) -> str:
 
 
 def resolve_split(rule: Rule, mapping: ParallelMapping) -> Split:
-    """Return the division of a rule's target, resolving EMBEDDING to VOCABULARY or WHOLE."""
+    """Return the division of a rule's target tensor, resolving EMBEDDING to VOCABULARY or WHOLE."""
     if rule.split is Split.EMBEDDING:
         return Split.VOCABULARY if mapping.embedding else Split.WHOLE
     return rule.split
 
 
 def row_split_problems(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
-    """Return a message for each target that cannot be divided by rows; complements `mapping_problems`."""
+    """Return a message for each target tensor that cannot be divided by rows; complements `mapping_problems`."""
     problems = []
     for rule in rules:
         for source in rule.sources if rule.split is Split.ROWS else ():
@@ -103,7 +103,7 @@ class ShardRegion:
 
 @dataclass(frozen=True)
 class ShardedTarget:
-    """A target on the ranks that store it: name and shape per rank, and the regions of each source tensor."""
+    """A target tensor on the ranks that store it: name and shape per rank, and the regions of each source tensor."""
 
     name: str
     ranks: range

@@ -96,7 +96,7 @@ def with_vocab_size(model: SourceModel, vocab_size: int) -> SourceModel:
     """Return a model with `vocab_size` entries, adding rows of zeros to embedding and LM head, or removing rows.
 
     Models with the same tokenizer are published with different numbers of unused rows (Qwen2.5: 151,936 up to 3B,
-    152,064 from 7B on), and engines require equal ones in a pair (NVIDIA/TensorRT-LLM issue 2789).
+    152,064 from 7B on), and engines require the same number for target and draft (NVIDIA/TensorRT-LLM issue 2789).
     """
     fitted = [
         replace(rule, sources=tuple(_with_rows(source, vocab_size) for source in rule.sources))

@@ -156,7 +156,7 @@ class Encoding(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """Unit of progress in the journal; `nbytes` is the number of source bytes it reads."""
+    """Unit of work and of progress in the journal; `nbytes` is the number of source bytes it reads."""
 
     name: str
     encoding: Encoding
@@ -197,7 +197,7 @@ class TransferWorker:
         self._buffer = bytearray(CHUNK_BYTES)
 
     def run(self, task: Task) -> bool:
-        """Run a task and flush its output; return False if the task reported a flaw."""
+        """Run a task and flush its output; return False if the task recorded an issue."""
         before = self.flaws.count
         task.encoding.run(self)
         self._output.flush()

@@ -83,7 +83,10 @@ def _limits(
 
 
 def describe(store: Store, removed: PruneResult | None, problems: list[str], dry_run: bool) -> dict[str, Any]:
-    """Return the document of `cache --json`; the bytes of a recipe include entries shared with other recipes."""
+    """Return the JSON document of `trtspec cache --json`.
+
+    The bytes of a recipe include entries shared with other recipes.
+    """
     from trtspec.store.prune import PruneResult, by_recipe, list_usage
 
     uses, gone = list_usage(store), removed or PruneResult()

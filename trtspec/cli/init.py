@@ -49,7 +49,7 @@ def init(
 
 
 def describe(made: InitResult) -> dict[str, Any]:
-    """Return the document of `init --json`."""
+    """Return the JSON document of `trtspec init --json`."""
     from trtspec.planning.init.recipe_text import build_document
 
     return {

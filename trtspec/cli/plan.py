@@ -139,7 +139,7 @@ def plan(
 
 
 def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict[str, Any]:
-    """Return the document of `plan --json`; `gpu_price` is in dollars per hour."""
+    """Return the JSON document of `trtspec plan --json`; `gpu_price` is in dollars per hour."""
     from trtspec.planning.pipeline import default_artifact_dir
 
     unread = "" if build.is_read else "; the key is provisional because the source is not hashed yet"

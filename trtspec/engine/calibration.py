@@ -59,11 +59,11 @@ def measure(
 ) -> Tables:
     """Return the largest magnitudes over `prompts` (token ids, one text each, none empty) by kind and module name.
 
-    "inputs" has the inputs of every linear layer and the head; "keys" (rotated) and "values" are those that each
-    attention module writes to its cache. On one device the result does not depend on the number of threads. `plus` is
-    added to the stored weights of norms, by target. `on_bytes` gets the number of source bytes processed since the last
-    call. With the `notes` of an interrupted run with the same `stamp`, calibration resumes. Raises CheckpointError if a
-    magnitude is not finite.
+    "inputs" has the inputs of every linear layer and the head; "keys" (rotated) and "values" have the KV-cache entries
+    of each attention module. On one device the result does not depend on the number of threads. `plus` maps the names
+    of norm weights to a value that is added to the stored weight. `on_bytes` gets the number of source bytes processed
+    since the last call. With the `notes` of an interrupted run with the same `stamp`, calibration resumes. Raises
+    CheckpointError if a magnitude is not finite.
     """
     where = choose_device(device)
     with _one_thread_an_operation() as threads, ThreadPoolExecutor(threads if where.type == "cpu" else 1) as pool:

@@ -59,7 +59,7 @@ class TrainingBatch:
         self.is_valid = numbers < torch.tensor(self.counts, device=device).unsqueeze(1)
 
     def tokens_after(self, step: int) -> Tensor:
-        """Return the tokens [n] that are `step` positions after the places; undefined beyond the text."""
+        """Return the token [n] that is `step` positions after each place; undefined beyond the text."""
         return self.tokens[self.rows, (self.positions + step).clamp(max=self.tokens.shape[1] - 1)]
 
     def flat(self, back: int = 0) -> Tensor:
@@ -133,7 +133,7 @@ class TargetOutputs:
         self._fits = ITEM_BYTES * (logits + features) <= MOST_BYTES
 
     def of(self, batch: TrainingBatch) -> TargetOutput:
-        """Return logits [places, vocab] and features [rows, width, aux_layers * hidden] for a batch."""
+        """Return the target's logits [places, vocab] and features [rows, width, aux_layers * hidden] for a batch."""
         if not self._fits:
             return self.teacher.read(batch.tokens, batch.flat(), self.aux_layers)
         for text in batch.texts:

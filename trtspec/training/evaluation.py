@@ -149,9 +149,9 @@ class DraftComparison:
 class TrainResult:
     """Result of a training: the draft at `trained`, its destination `out`, and its comparison with the previous one.
 
-    A draft `from_scratch` is compared with the target alone, whose steps yield one token each. `record` is the
-    training's, `left_out` counts prompts that were too long, and `prompt_digests` covers the prompts used for training
-    or validation. `target` is the model and its digest.
+    A draft `from_scratch` is compared with the target alone, whose steps yield one token each. `record` describes the
+    training run, `left_out` counts prompts that were too long, and `prompt_digests` covers the prompts used for
+    training or validation. `target` is the model and its digest.
     """
 
     name: str

@@ -7,7 +7,7 @@ their source.
 
 A head may draft only some of the target's tokens. A token outside this vocabulary ends every draft, and training cannot
 fix that. Therefore training replaces tokens that no response of the target contains by frequent tokens of the
-responses; the size, and with it the draft's shape, stays the same. A pruned net has fewer rows, the mapping to the
+responses; the size, and with it the draft's shape, stays the same. A pruned draft has fewer rows, the mapping to the
 target's ids, and a smaller size in config.json.
 """
 
@@ -250,7 +250,7 @@ def stored_maps(weights: Path) -> dict[str, Tensor]:
 
 
 class ReducedNet:
-    """A net whose draft vocabulary can be reduced; `find_names` is its method's `vocabulary_names`.
+    """A draft whose vocabulary can be reduced; `find_names` is the `vocabulary_names` function of its method.
 
     `drafted` are the target's ids of its draft tokens.
     """
@@ -268,7 +268,7 @@ class ReducedNet:
         return config | size | sections
 
     def parts(self, ids: Sequence[int]) -> list[Part]:
-        """Return all tensors of the reduced net; `ids` are the remaining draft tokens, ascending."""
+        """Return all tensors of the reduced draft; `ids` are the remaining draft tokens, ascending."""
         chosen, prefix = torch.tensor(ids), self._names.prefix
         rows = torch.searchsorted(torch.tensor(self.drafted), chosen)
         marked = torch.zeros(self._target.config.vocab_size, dtype=torch.bool)
@@ -282,7 +282,7 @@ class ReducedNet:
         return [*kept, *(make_part(name, each, self._source.main_dtype) for name, each in made.items())]
 
     def _lm_head(self) -> Tensor:
-        """Return the net's LM head, or the target's if the net lacks one."""
+        """Return the draft's LM head, or the target's if the draft lacks one."""
         if (stored := f"{self._names.prefix}{self._names.lm_head}") in self._source.tensors:
             return self._read(stored)
         rules = [rule for rule in self._target.rules if rule.target == LM_HEAD]

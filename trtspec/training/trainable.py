@@ -130,7 +130,7 @@ class DraftInitializer:
 
     @property
     def num_layers(self) -> int:
-        """Return the number of layers of a net: the requested one, or the default."""
+        """Return the number of layers of a block-parallel draft: the requested one, or the default."""
         return self.sizes.layers or min(MOST_LAYERS, max(1, self.config.num_layers // 3))
 
     @cached_property

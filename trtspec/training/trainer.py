@@ -108,7 +108,10 @@ def batch_loss(
 
 
 def _within(student: TrainableDraft, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a mask of places whose target choice can be drafted, and logits of the draft's vocabulary."""
+    """Return a mask of the places whose target choice can be drafted, and the logits of the draft's vocabulary.
+
+    A place is a position after which a draft is evaluated (see `TrainingBatch`).
+    """
     if student.vocab is None:
         return torch.ones(len(logits), dtype=torch.bool, device=logits.device), logits
     return torch.isin(logits.argmax(-1), student.vocab), logits[:, student.vocab]
@@ -117,7 +120,10 @@ def _within(student: TrainableDraft, logits: Tensor) -> tuple[Tensor, Tensor]:
 def _hidden(
     student: TrainableDraft, view: View, batch: TrainingBatch, features: Tensor, able: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for each pass the indices [n] of the places that it drafts for, and its hidden states [n, hidden]."""
+    """Yield, for each pass, the indices [n] of the places that it drafts for, and its hidden states [n, hidden].
+
+    A place is a position after which a draft is evaluated (see `TrainingBatch`).
+    """
     for number, hidden in enumerate(student.hidden(view, batch, features)):
         reached = batch.depths >= number
         at = (reached if able is None else reached & able).nonzero().flatten()
@@ -142,7 +148,7 @@ def _proposals(
 ) -> list[list[ReplayedDraft]]:
     """Return, for each row and place, how many drafted tokens of the chain that starts at the place match the text.
 
-    A chain that was right so far has read the text itself, so one pass over the text evaluates all chains.
+    As long as a chain is right, its input is the text itself, so one pass over the text evaluates all chains.
     """
     hits = []
     for number, (at, hidden) in enumerate(_hidden(student, view, batch, features)):
@@ -161,7 +167,7 @@ def _proposals(
 
 
 def _run(hits: Sequence[Sequence[bool]], place: int, depth: int) -> int:
-    """Return the number of consecutive right tokens in the chain that starts at `place`."""
+    """Return the number of consecutive right tokens in the chain that starts at `place`, at most `depth`."""
     for step in range(depth):
         if place + step >= len(hits[0]) or not hits[min(step, len(hits) - 1)][place + step]:
             return step

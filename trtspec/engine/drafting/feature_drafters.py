@@ -76,7 +76,7 @@ class FeatureHead(ABC):
 
     @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Return the features [rows * width, hidden] that follow the pairs, and cache the pairs' keys and values.
+        """Return the features [rows * width, hidden] that follow (feature, token) pairs; write the pairs to the cache.
 
         `tokens` are [rows, width], `features` [rows * width, hidden], and `window` has the pairs' positions.
         """
@@ -97,12 +97,13 @@ class TreeBuilder(ABC):
     ) -> DraftTokens:
         """Return a draft of at most `depth` consecutive tokens after each row's text.
 
-        `features` [rows, hidden] follow each row's last pair, which is at position `ends[row]` of the head's cache.
+        `features` [rows, hidden] follow each row's last (feature, token) pair, which is at position `ends[row]` of the
+        head's cache.
         """
 
 
 class Chain(TreeBuilder):
-    """Chain of the most probable tokens, or of tokens sampled from the head's distribution."""
+    """Builder of chains of the most probable tokens, or of tokens sampled from the head's distribution."""
 
     def __init__(self, depth: int, floors: ConfidenceFloor) -> None:
         self.scratch, self._floors = depth, floors
@@ -138,7 +139,7 @@ class FeaturePairDrafter(Drafter):
         self._prompts, self._first_row = prompts, first_row
 
     def read(self, features: Tensor, start: int) -> None:
-        """Write the pairs of a chunk of positions into the head's cache.
+        """Write the (feature, token) pairs of a chunk of positions into the head's cache.
 
         The token after a prompt's last feature is unknown, so its pair and later ones are placeholders, overwritten
         later.
@@ -262,7 +263,7 @@ class StaticTreeShape:
 
 
 class StaticTree(TreeBuilder):
-    """Builder of the tree of `choices`, such as (0,), (1,), (0, 2): the rank of the token chosen at each level."""
+    """Builder of a static tree; each of `choices`, such as (0, 2), is a node as its path of token ranks."""
 
     def __init__(self, choices: Sequence[Choice], device: torch.device) -> None:
         self.scratch = len(choices)

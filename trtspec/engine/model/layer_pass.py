@@ -43,10 +43,10 @@ class AmaxObserver:
 class LayerPass:
     """Forward pass of one layer, which collects the largest magnitudes in `peaks`.
 
-    `prefix` is the prefix of the layer's module names. `weights` are by the target's name in the layer, in the layout
-    of the source: three matrices [out, in] for "attention.qkv.weight", or the one matrix that stacks them. `rotation`
-    is cosines and sines, [positions, rotary_size] each, for at least as many positions as the prompt has. `plus` is
-    added to the stored weights of norms.
+    `prefix` is the prefix of the layer's module names. `weights` are by tensor name within the layer, in the layout of
+    the source: three matrices [out, in] for "attention.qkv.weight", or the one matrix that stacks them. `rotation` is
+    cosines and sines, [positions, rotary_size] each, for at least as many positions as the prompt has. `plus` is added
+    to the stored weights of norms.
     """
 
     config: ModelConfig

@@ -208,10 +208,10 @@ class Windows:
         return self._with_near(window, positions, keys.unsqueeze(1))
 
     def growing(self, starts: list[int], width: int, levels: int) -> NextLevel:
-        """Return a function that creates the windows of trees that grow by `levels` of `width` nodes below the root.
+        """Return a function that creates the windows of growing trees, one level of `width` nodes per call.
 
-        Each call returns the window of the next level; its argument is the index [rows, width] of each node's parent in
-        the previous level. The root is at `starts[i]` in row i, and keys are stored as in `tree`.
+        A tree has `levels` levels below the root. The argument of a call is the index [rows, width] of each node's
+        parent in the previous level. The root is at `starts[i]` in row i, and keys are stored as in `tree`.
         """
         begin, nodes = self._column(starts), width * levels
         places = begin + self._positions[1 : 1 + nodes]

@@ -44,13 +44,13 @@ from trtspec.families.decoder import decoder_rules
 
 
 def find_shard(checkpoint: TrtllmCheckpoint, rule: Rule) -> TensorInfo | None:
-    """Return the tensor of a rule's target on the first rank that should store it, or None if it is missing."""
+    """Return the shard of a rule's target tensor on the first rank of its stage, or None if it is missing."""
     sharded = _shard(checkpoint, rule)
     return checkpoint.ranks[sharded.ranks[0]].get(sharded.name)
 
 
 def join_shards(checkpoint: TrtllmCheckpoint, rule: Rule) -> Tensor:
-    """Return a rule's target as a whole CPU tensor in its stored dtype; without a copy if one rank stores it.
+    """Return a rule's whole target tensor on the CPU in its stored dtype; without a copy if one rank stores it.
 
     Raises CheckpointError with tensor and file if a rank's shard is missing or has the wrong shape or dtype.
     """

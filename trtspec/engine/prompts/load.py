@@ -84,7 +84,10 @@ def with_template(prompts: Sequence[Prompt], tokenizer: Path, path: Path) -> lis
 
 
 def summarize(file: PromptFile, tokenizer: Path | None) -> dict[str, Any]:
-    """Return the document of `datasets --json`; `tokenizer` is a directory whose template and tokens are used."""
+    """Return the JSON document of `trtspec datasets --json`: the numbers and lengths of the prompts by kind.
+
+    With `tokenizer`, a directory, its chat template is applied and lengths are also counted in tokens.
+    """
     prompts = with_template(file.prompts, tokenizer, file.path) if tokenizer else file.prompts
     characters, tokens = [len(prompt.text) for prompt in prompts], None
     if tokenizer:

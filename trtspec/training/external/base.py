@@ -136,7 +136,10 @@ def held_out_digest(texts: Iterable[TrainingText]) -> str:
 
 
 def write_messages(path: Path, texts: Sequence[TrainingText], tokenizer: Tokenizer) -> int:
-    """Write texts as messages and return their number; raise TrtspecError if no text is suitable."""
+    """Write texts as user and assistant messages; return their number.
+
+    Texts for which `pieces` returns None are skipped. Raises TrtspecError if all of them are.
+    """
     found = [pair for text in texts if (pair := pieces(text, tokenizer))]
     if not found:
         message = "no row's text tokenizes to the row's tokens, but this trainer takes text"

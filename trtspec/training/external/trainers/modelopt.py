@@ -3,8 +3,8 @@
 
 Source: NVIDIA/Model-Optimizer:modelopt/recipe/config.py@0.47.0. ModelOpt reads messages, formats them with a chat
 template, and takes the loss mask from the template's `generation` block
-(modelopt/torch/utils/plugins/transformers_dataset.py). Block nets start from the draft's weights, EAGLE-3 heads only
-from its shape and vocabulary. Families are from the example's support matrix.
+(modelopt/torch/utils/plugins/transformers_dataset.py). DFlash and DSpark drafts start from the draft's weights, EAGLE-3
+heads only from its shape and vocabulary. Families are from the example's support matrix.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ MARKOV = ("projector_type", "markov_rank", "markov_head_type", "use_confidence_h
 
 
 def config(job: TrainingJob) -> dict[str, Any]:
-    """Return the configuration file of the example's main.py; raise TrtspecError for an unsupported net.
+    """Return the configuration file of the example's main.py.
 
-    Keys of `training` that ModelOpt does not know are passed to transformers' TrainingArguments.
+    Keys of `training` that ModelOpt does not know are passed to transformers' TrainingArguments. Raises TrtspecError
+    for a draft whose shape ModelOpt does not support.
     """
     is_head = job.kind.name == "eagle3"
     return {
@@ -77,7 +78,10 @@ def _layer(draft: dict[str, Any]) -> dict[str, Any]:
 
 
 def _eagle(job: TrainingJob) -> dict[str, Any]:
-    """Return the `eagle` section; the export gets no RoPE scaling, so that the draft runs as it was trained."""
+    """Return the `eagle` section of the configuration.
+
+    RoPE scaling is not changed at export, so that the draft runs as it was trained.
+    """
     draft, layer = job.draft, _layer(job.draft)
     default = {"rope_type": "default", "rope_theta": draft.get("rope_theta", 10000.0)}
     rope = layer.get("rope_scaling") or draft.get("rope_parameters") or default
