@@ -113,10 +113,9 @@ class ScaleSlot:
 
 
 def put_scale(worker: TransferWorker, slots: tuple[ScaleSlot, ...], value: np.float32) -> None:
-    """Write a scale to all its positions.
+    """Write a scale to all its positions, before its weights are written.
 
-    Scales are stored between the weights of a file, and a file is hashed while it is written in sequence. A scale must
-    therefore be written before its weights.
+    Scales are stored between the weights of a file, and a file is hashed while it is written in sequence.
     """
     for slot in slots:
         worker.put(slot.rank, slot.offset, np.array([value], np.float32))

@@ -261,10 +261,7 @@ class HubModel:
         }
 
     def read(self, name: str, first: int, count: int) -> bytes:
-        """Return `count` bytes of a file from offset `first` on, or fewer at the end of the file.
-
-        Raises HubError if the hub does not support range requests.
-        """
+        """Return `count` bytes of a file from `first` on, fewer at its end; raise HubError without range support."""
         part = {"Range": f"bytes={first}-{first + count - 1}", "Accept-Encoding": "identity"}
         answer = _get(f"{self.model}/resolve/{self.revision}/{quote(name)}", part)
         data = bytes(answer.content)

@@ -121,10 +121,7 @@ def _shard_names(pickles: Sequence[str]) -> dict[str, str]:
 
 
 def _read_index(index: Path, pins: Mapping[str, str]) -> dict[str, str]:
-    """Return the index's map from tensor names to pickles, or {} without an index.
-
-    Raises CheckpointError if the index names a file that is not pinned.
-    """
+    """Return the index's map from tensors to pickles, {} without one; raise CheckpointError if one is not pinned."""
     placed = read_weight_map(index) if index.is_file() else {}
     for name in sorted(set(placed.values()) - set(pins)):
         hint = f"pin every file it names; print its digest with: sha256sum {quote(str(index.with_name(name)))}"

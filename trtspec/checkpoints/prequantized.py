@@ -149,10 +149,7 @@ def _compressed_tensors(reader: ConfigReader) -> QuantConfig:
 
 
 def _group(reader: ConfigReader) -> str:
-    """Return "fp8" or "fp8_rowwise" for one module group of a compressed-tensors config.
-
-    Raises CheckpointError if the group's quantization is not supported.
-    """
+    """Return "fp8" or "fp8_rowwise" for one module group; raise CheckpointError for unsupported quantization."""
     weights, inputs = reader.section("weights"), reader.section("input_activations")
     if weights is None or inputs is None or reader.values.get("output_activations"):
         raise _refuse(reader, "compressed-tensors", "it does not quantize exactly weights and their inputs")

@@ -144,10 +144,7 @@ def make_preview(model: str, revision: str) -> Source:
 
 
 def compare_tokenizers(target: Source, draft: Source) -> None:
-    """Check that two tokenizers match, as `check_tokenizers` does; files with equal digests are not downloaded.
-
-    Raises TrtspecError if they differ.
-    """
+    """Raise TrtspecError as `check_tokenizers` does; files with equal digests are not downloaded."""
     digests = {_digest(source, "tokenizer.json") for source in (target, draft)}
     if len(digests) > 1 or "" in digests:
         for source in (target, draft):

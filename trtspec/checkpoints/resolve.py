@@ -57,10 +57,7 @@ class Commit(NamedTuple):
 
 
 def choose_commit(model: str) -> Commit:
-    """Return the newest commit of a hub model or, offline, the last one used.
-
-    Raises CheckpointError if none is found.
-    """
+    """Return the newest commit of a hub model or, offline, the last used; raise CheckpointError if none is found."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE and (revision := _cached_commit(model)):

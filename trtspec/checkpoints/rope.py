@@ -132,10 +132,7 @@ def _replaced(parameters: ConfigReader, aliases: Mapping[str, str]) -> list[tupl
 def conflicting_values_error(
     reader: ConfigReader, key: str, one: tuple[Any, str], taken: tuple[Any, str]
 ) -> CheckpointError:
-    """Return the error for a key with two values.
-
-    `one` and `taken` are (value, place) pairs; transformers uses `taken`.
-    """
+    """Return the error for a key with two (value, place) pairs, of which transformers uses `taken`."""
     message = f"{key} is {_short(one[0])} {one[1]} and {_short(taken[0])} {taken[1]}"
     hint = f"transformers uses the value {taken[1]}, other engines may not; write the same {key} in both places"
     return reader.refuse(message, hint)
@@ -233,10 +230,7 @@ def _positive(section: ConfigReader, key: str, default: float | None = None) -> 
 
 
 def render_rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
-    """Return the `rotary_scaling` of a TensorRT-LLM config, or None for unscaled positions and LongRoPE.
-
-    It has both `type` and `rope_type`, because versions of TensorRT-LLM read different ones.
-    """
+    """Return the `rotary_scaling` of a TensorRT-LLM config, or None for unscaled positions and LongRoPE."""
     if scaling is None or scaling.kind == "longrope":
         return None
     rendered: dict[str, Any] = {"rope_type": scaling.kind, "type": scaling.kind, "factor": scaling.factor}

@@ -194,10 +194,7 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
 
 
 def find_parts(rules: list[Rule], source: Source) -> dict[str, tuple[TensorInfo, ...]]:
-    """Return the source tensors of each rule by the rule's full name; rules with unnamed sources are omitted.
-
-    Raises KeyError if a tensor is missing.
-    """
+    """Return the source tensors of each rule by the rule's full name; rules with unnamed sources are omitted."""
     return {
         rule.name: tuple(select_rows(tensor, source.tensors[tensor.name]) for tensor in rule.sources)
         for rule in rules
@@ -304,10 +301,7 @@ def family_version(name: str) -> str:
 
 
 def find_family(source: Source) -> tuple[str, Family]:
-    """Return (name, family) of a source.
-
-    Raises UnsupportedArchitecture, with the supported names, if no family matches.
-    """
+    """Return (name, family) of a source; raise UnsupportedArchitecture, with the supported names, if none matches."""
     reader = source.reader
     names = source.config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):

@@ -42,10 +42,7 @@ class SourceModel:
     ties: Ties = UNTIED
 
     def problems(self, wanted: Scheme, mapping: ParallelMapping) -> list[tuple[str, str]]:
-        """Return the reasons why the model cannot be converted to the scheme `wanted`.
-
-        Each is (key below `quantization`, message).
-        """
+        """Return why the model cannot be converted to `wanted`, as (key below `quantization`, message) pairs."""
         if self.prequantized:
             found = self.prequantized.problems(wanted, self.config, self.rules)
         else:

@@ -311,10 +311,7 @@ HOLES, SPARE_IDS = 4, 1 << 16
 
 
 def attempt(root: str, data: bytes) -> None:
-    """Load a tokenizer and use it on sample texts; raise CheckpointError if its ids are too large.
-
-    This is the function that `vet` runs in a child process.
-    """
+    """Load a tokenizer and use it on sample texts, in `vet`'s child process; raise CheckpointError if unusable."""
     tokenizer = Tokenizer(Path(root), vetted=True)
     ids = tokenizer.vocabulary.values()
     largest, most = max(ids, default=0), HOLES * len(ids) + SPARE_IDS

@@ -238,10 +238,7 @@ def read_config(reader: ConfigReader, names: Collection[str], prefix: str = "tra
 
 
 def read_full_layers(reader: ConfigReader, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Return the layers without a sliding window according to `layer_types`, or `default` if the key is missing.
-
-    Raises CheckpointError for an invalid `layer_types`.
-    """
+    """Return the layers without a sliding window according to `layer_types`, or `default` if the key is missing."""
     kinds = reader.values.get("layer_types")
     if kinds is None:
         return default

@@ -71,10 +71,7 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
 
 
 def _served(name: str) -> tuple[str, Path]:
-    """Return the URL and the artifact of a deployment.
-
-    Raises DeployError for a URL, and if the artifact was rebuilt after its deployment.
-    """
+    """Return URL and artifact of a deployment; raise DeployError for a URL or if the artifact was rebuilt since."""
     from trtspec.deployment.base import resolve_server_address
     from trtspec.store.artifact import manifest_sha256
 

@@ -249,10 +249,7 @@ def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, 
 
 
 def parse_mirror_share(share: str | None) -> int | None:
-    """Parse a percentage from 0 to 100, such as "30%"; return None for None.
-
-    Raises DeployError if the percentage is invalid.
-    """
+    """Parse a percentage from 0 to 100, such as "30%", or pass on None; raise DeployError if it is invalid."""
     if share is None:
         return None
     digits = share.strip().removesuffix("%")
@@ -262,10 +259,7 @@ def parse_mirror_share(share: str | None) -> int | None:
 
 
 def parse_canary_shares(canary: str | None) -> tuple[int, ...]:
-    """Parse increasing percentages from 1 to 100, such as "5%,25%,100%"; return () for None.
-
-    Raises DeployError if the percentages are invalid.
-    """
+    """Parse increasing percentages such as "5%,25%,100%", or return () for None; raise DeployError if invalid."""
     words = canary.split(",") if canary else []
     shares = [int(digits) for word in words if (digits := word.strip().removesuffix("%")).isdecimal()]
     if len(shares) < len(words) or any(not 1 <= share <= 100 for share in shares) or shares != sorted({*shares}):

@@ -74,10 +74,7 @@ def _between_options(command: str, width: int) -> list[str]:
 
 
 def plain_table(columns: Row, rows: Sequence[Row], right: Sequence[int]) -> list[list[str]]:
-    """Return the lines of the header and of each row: one line each, of any width.
-
-    `right` are the indices of right-aligned columns.
-    """
+    """Return one line each for the header and for every row; `right` are the indices of right-aligned columns."""
     joined = [[cell.replace("\n", "; ") for cell in row] for row in (columns, *rows)]
     return [[_aligned(row, _widths(joined), right)] for row in joined]
 
@@ -103,7 +100,6 @@ def _widths(rows: Sequence[Row]) -> list[int]:
 
 
 def _least(rows: Sequence[Row]) -> list[int]:
-    """Return the minimum width of each column."""
     *words, _ = _widths([[cell.replace(" ", "\n") for cell in row] for row in rows])
     *columns, last = _widths(rows)
     least = [max(word, min(natural, NARROW)) for word, natural in zip(words, columns, strict=True)]

@@ -164,10 +164,7 @@ def bench_load(
 def load_document(
     what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
 ) -> tuple[dict[str, Any], Path | None]:
-    """Run a load benchmark; return its document and the served artifact, or None for a plain URL.
-
-    Raises TrtspecError for incompatible options.
-    """
+    """Run a load benchmark; return its document and the served artifact, or None for a plain URL."""
     from trtspec.bench.load.client import TIMEOUT_S
     from trtspec.bench.load.document import build_document
     from trtspec.bench.load.sample import parse_slo

@@ -19,10 +19,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Parse a size such as 200GB or 1.5TiB to bytes.
-
-    Raises a TrtspecError that names `option` if `text` is not a size.
-    """
+    """Parse a size such as 200GB or 1.5TiB to bytes; raise a TrtspecError about `option` if it is invalid."""
     if match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE):
         number, prefix, binary = match.groups()
         return int(float(number) * (1024 if binary else 1000) ** (PREFIXES.index(prefix.upper() or " ")))
@@ -30,10 +27,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Parse a duration such as 30d or 12h to seconds.
-
-    Raises a TrtspecError that names `option` if `text` is not a duration.
-    """
+    """Parse a duration such as 30d or 12h to seconds; raise a TrtspecError about `option` if it is invalid."""
     if match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([smhdw])", text.strip()):
         return float(match[1]) * SECONDS[match[2]]
     raise TrtspecError(f"{option}: {text!r} is not a duration", hint="e.g. 30d, 12h or 2w")

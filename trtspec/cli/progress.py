@@ -29,10 +29,7 @@ Expected = Callable[["Step"], float | None]
 
 
 class Counter:
-    """Progress callback for counted work, called with (what, done, total).
-
-    Each `what` has its own bar, and the total of a bar may grow.
-    """
+    """Progress callback, called with (what, done, total); each `what` has its own bar, whose total may grow."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -35,10 +35,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
 
 
 def current_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments with current names, and a note for each former name.
-
-    Everything after `--` is unchanged.
-    """
+    """Return arguments with current names, and a note per former name; arguments after `--` are unchanged."""
     place = next((number for number, each in enumerate(arguments) if not each.startswith("-")), len(arguments))
     before, rest = list(arguments[:place]), list(arguments[place:])
     if not rest:

@@ -57,10 +57,7 @@ def print_result(document: Mapping[str, Any], show: Callable[[], object], *, as_
 
 
 def write_output(path: Path, text: str, what: str, hint: str | None = None) -> None:
-    """Write the output file of a command atomically; raise TrtspecError if that fails.
-
-    `what` describes the file in the error message.
-    """
+    """Write a command's output file atomically; raise a TrtspecError that names it as `what` if that fails."""
     try:
         replace_file(path, text.encode())
     except OSError as error:
@@ -154,10 +151,7 @@ def show_table(
     *,
     is_result: bool = True,
 ) -> None:
-    """Show a table; `right` are the indices of right-aligned columns.
-
-    The table is printed on stdout if it is the command's result, else on stderr.
-    """
+    """Show a table, on stderr unless it is the result; `right` are the indices of right-aligned columns."""
     out = console(stderr=not is_result)
     fitted = is_terminal(out)
     table = fitted_table(columns, rows, right, out.width) if fitted else plain_table(columns, rows, right)

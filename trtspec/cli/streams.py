@@ -16,10 +16,7 @@ from typing import Any, TextIO, cast
 
 
 class OutputError(Exception):
-    """Raised internally if writing to stdout or stderr fails; `strerror` is the reason.
-
-    `is_left` is True if the reader closed the pipe.
-    """
+    """Raised internally if writing to stdout or stderr fails; `is_left` is True if the reader closed the pipe."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))

@@ -29,10 +29,7 @@ TORCH_DTYPES = {
 
 
 def map_tensor(tensor: TensorInfo) -> Tensor:
-    """Memory-map a stored tensor on the CPU, copy-on-write: writing to the result does not change the file.
-
-    Its dtype must be one of TORCH_DTYPES.
-    """
+    """Memory-map a stored tensor of one of TORCH_DTYPES on the CPU; writing to it does not change the file."""
     raw = np.memmap(tensor.file, np.uint8, "c", tensor.offset, tensor.nbytes)
     return torch.from_numpy(raw).view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape)
 

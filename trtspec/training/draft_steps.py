@@ -206,7 +206,6 @@ class MeasureDraft(Step):
 
     @property
     def name(self) -> str:
-        """Return "measure-before" or "measure-after"."""
         return f"measure-{self.when}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:

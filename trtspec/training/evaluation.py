@@ -93,7 +93,6 @@ class AcceptanceComparison:
 
 
 def _describe_acceptance(found: AcceptanceStats) -> dict[str, Any]:
-    """Return the JSON document's section on one draft's acceptance."""
     value, low, high = found.token_weighted.as_list()
     return {
         "mean_accepted_len": value,

@@ -40,10 +40,7 @@ def linear(view: View, module: str, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TrainableLayer:
-    """A decoder layer whose tensors are those in `view` with names that start with `prefix`.
-
-    `number` is its position in the model.
-    """
+    """Decoder layer `number` of a model; its tensors are those in `view` with names that start with `prefix`."""
 
     view: View
     prefix: str

@@ -34,10 +34,7 @@ Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 def kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return KL(target || draft) of logits [places, vocab], averaged over places.
-
-    It is large if the draft lacks probability mass of the target.
-    """
+    """Return the mean KL(target || draft) over places, from logits [places, vocab]."""
     draft, target = F.log_softmax(draft_logits, -1), F.log_softmax(target_logits, -1)
     return F.kl_div(draft, target, log_target=True, reduction="batchmean")
 
@@ -54,10 +51,7 @@ def greedy(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
 
 
 def reverse_kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return KL(draft || target) of logits [places, vocab], averaged over places.
-
-    It is large if the draft has probability mass that the target lacks.
-    """
+    """Return the mean KL(draft || target) over places, from logits [places, vocab]."""
     return kl(target_logits, draft_logits)
 
 
@@ -108,10 +102,7 @@ def batch_loss(
 
 
 def _within(student: TrainableDraft, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a mask of the places whose target choice can be drafted, and the logits of the draft's vocabulary.
-
-    A place is a position after which a draft is evaluated (see `TrainingBatch`).
-    """
+    """Return a mask of the places whose target choice can be drafted, and the logits of the draft's vocabulary."""
     if student.vocab is None:
         return torch.ones(len(logits), dtype=torch.bool, device=logits.device), logits
     return torch.isin(logits.argmax(-1), student.vocab), logits[:, student.vocab]
@@ -120,10 +111,7 @@ def _within(student: TrainableDraft, logits: Tensor) -> tuple[Tensor, Tensor]:
 def _hidden(
     student: TrainableDraft, view: View, batch: TrainingBatch, features: Tensor, able: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, for each pass, the indices [n] of the places that it drafts for, and its hidden states [n, hidden].
-
-    A place is a position after which a draft is evaluated (see `TrainingBatch`).
-    """
+    """Yield, for each pass, the indices [n] of the places that it drafts for, and its hidden states [n, hidden]."""
     for number, hidden in enumerate(student.hidden(view, batch, features)):
         reached = batch.depths >= number
         at = (reached if able is None else reached & able).nonzero().flatten()
@@ -233,10 +221,7 @@ class Trainer:
         self._resume()
 
     def run(self, say: Say = lambda text: None) -> dict[str, torch.Tensor]:
-        """Train, and return the changed source tensors with the best weights.
-
-        Raises TrtspecError if the loss is not finite.
-        """
+        """Train; return the changed source tensors with the best weights. Raises TrtspecError for a non-finite loss."""
         if not self.course.scores:
             self._validate(say)
         rows = min(STEP_ROWS, self._lessons.teacher.rows)

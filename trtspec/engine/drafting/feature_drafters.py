@@ -121,11 +121,7 @@ class Chain(TreeBuilder):
 
 
 class FeaturePairDrafter(Drafter):
-    """Base of drafters that keep a head's cache in sync with the text.
-
-    Prompts are processed in chunks by `read`. The features of accepted tokens wait until `_take` removes them for the
-    next draft.
-    """
+    """Base of drafters that keep a head's cache in sync with the text; accepted features wait for `_take`."""
 
     def __init__(self, head: FeatureHead) -> None:
         self._head = head

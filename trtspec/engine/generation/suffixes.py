@@ -173,10 +173,7 @@ class SuffixTree:
                 sequence.open.append((child, depth + 1))
 
     def _unfold(self, node: SuffixNode, depth: int) -> None:
-        """Expand the node of a string that occurred once.
-
-        The string's continuation becomes a child. If the owner ends with the string, the node is marked open instead.
-        """
+        """Give the node of a string that occurred once its child, or mark it open if its owner ends with the string."""
         owner, end = node.owner, node.end
         if owner is None:
             return

@@ -73,10 +73,7 @@ class Norm:
         self._offset = torch.tensor((width * epsilon) ** 0.5, device=device)
 
     def __call__(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
-        """Return hidden [n, width] normalized and multiplied by `weight` [width]; unchanged if `weight` is None.
-
-        The weight must have the form that `WeightLoader.norm` returns.
-        """
+        """Normalize hidden [n, width] with a weight [width] from `WeightLoader.norm`; do nothing if it is None."""
         if weight is None:
             return hidden
         if hidden.dtype != torch.float32:

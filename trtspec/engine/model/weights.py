@@ -191,10 +191,7 @@ class DecoderWeights(WeightLoader):
         return DecoderLayer(**vars(block), input_norm=input_norm, has_window=self._config.has_window(number))
 
     def mlp(self, prefix: str) -> Sublayer:
-        """Return the MLP of a layer with the config's activation, or its mixture of experts.
-
-        Raises UnsupportedModel for an unknown activation.
-        """
+        """Return a layer's MLP or mixture of experts; raise UnsupportedModel for an unknown activation."""
         if self._config.num_experts:
             return self._mixture(prefix)
         act = self._config.hidden_act

@@ -58,11 +58,10 @@ def load_prompts(path: Path, tokenizer: Path | None = None) -> list[Prompt]:
 
 
 def with_template(prompts: Sequence[Prompt], tokenizer: Path, path: Path) -> list[Prompt]:
-    """Return prompts whose messages are rendered with the chat template of a tokenizer's directory.
+    """Return prompts whose messages are rendered with the chat template of a tokenizer's directory, if it has one.
 
     A rendered text is `RenderedText`: it must be encoded without adding special tokens, also when it is sent to a
-    server. Without a template the prompts are unchanged. Raises TrtspecError, with `path`, if the template rejects
-    messages.
+    server. Raises TrtspecError, with `path`, if the template rejects messages.
     """
     if not any(prompt.messages for prompt in prompts):
         return list(prompts)

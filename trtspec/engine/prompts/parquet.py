@@ -51,8 +51,7 @@ def read_rows(
 def unpack(options: dict[str, Any], raw: bytes) -> list[dict[str, Any]]:
     """Return the rows of the parquet file `raw`; runs in the child process.
 
-    If the file lacks all requested columns, the rows have its first columns with the value None, so that the caller can
-    report the column names.
+    If the file lacks all requested columns, the rows have its first columns, with None, for the caller's error message.
     """
     try:
         import pyarrow

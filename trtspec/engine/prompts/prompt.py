@@ -112,10 +112,7 @@ class ChatError(TrtspecError):
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return messages in the form that templates accept, with known roles and text contents.
-
-    Raises ChatError if the messages are invalid or use unsupported features, such as tools.
-    """
+    """Return messages with known roles and text contents, as templates require; raise ChatError if invalid."""
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
         raise ChatError(f"messages must be a list of 1 to {MAX_MESSAGES} messages")
     return [_message(message, f"messages.{number}") for number, message in enumerate(messages)]

@@ -78,10 +78,7 @@ def _layer(draft: dict[str, Any]) -> dict[str, Any]:
 
 
 def _eagle(job: TrainingJob) -> dict[str, Any]:
-    """Return the `eagle` section of the configuration.
-
-    RoPE scaling is not changed at export, so that the draft runs as it was trained.
-    """
+    """Return the `eagle` section; RoPE scaling is not changed at export, so that the draft runs as it was trained."""
     draft, layer = job.draft, _layer(job.draft)
     default = {"rope_type": "default", "rope_theta": draft.get("rope_theta", 10000.0)}
     rope = layer.get("rope_scaling") or draft.get("rope_parameters") or default
