@@ -166,7 +166,7 @@ def build_until(
     """Run the steps of a recipe up to `until` into the store, without publishing an artifact.
 
     `until` is the name of a step, such as "convert-target", or a common prefix of several: "convert". A later `build`
-    of the recipe continues from there, also on another machine with a copy of the store. Only the tools of these steps
+    of the recipe reuses these steps, also on another machine with a copy of the store. Only the tools of these steps
     have to be installed. The other arguments and the errors are those of `build`.
     """
     from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, store_steps

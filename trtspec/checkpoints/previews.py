@@ -144,7 +144,7 @@ def make_preview(model: str, revision: str) -> Source:
 
 
 def compare_tokenizers(target: Source, draft: Source) -> None:
-    """Raise TrtspecError as `check_tokenizers` does; files with equal digests are not downloaded."""
+    """Raise TrtspecError if two tokenizers differ (see `check_tokenizers`); download them only if their digests do."""
     digests = {_digest(source, "tokenizer.json") for source in (target, draft)}
     if len(digests) > 1 or "" in digests:
         for source in (target, draft):

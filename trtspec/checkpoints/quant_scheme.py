@@ -123,7 +123,7 @@ def _format_conflict(scheme: Scheme, rules: list[Rule]) -> str | None:
 
 
 def _shared_format_reason(rule: Rule, scheme: Scheme) -> str:
-    """Return the reason why engines require one format for a linear layer and its siblings, or ""."""
+    """Return the reason why engines require one format for a linear layer and some others, or ""."""
     if not rule.linear:
         return ""
     if rule.experts:

@@ -396,7 +396,7 @@ def _progress(
 
 
 def _moves(starts: list[int], results: list[VerifyResult]) -> list[tuple[int, int, int]]:
-    """Return the cache moves (row, from, to) of accepted nodes, which are stored by number, to their depths."""
+    """Return moves (row, from, to) of the accepted nodes' keys from positions by node number to positions by depth."""
     return [
         (row, starts[row] + node, starts[row] + depth)
         for row, result in enumerate(results)

@@ -57,12 +57,12 @@ class AcceptanceComparison:
 
     @property
     def is_better(self) -> bool:
-        """Return whether the interval of the change is above 0 and based on enough texts."""
+        """Return whether the confidence interval of the change is above 0 and is based on enough texts."""
         return self.change.low > 0 and self._has_enough_texts
 
     @property
     def is_worse(self) -> bool:
-        """Return whether the interval of the change is below 0, or a regression kind lost too much.
+        """Return whether the confidence interval of the change is below 0, or a regression kind lost too much.
 
         With few texts the interval may be a single point, which counts only if the loss is large.
         """

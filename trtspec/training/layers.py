@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differentiable parts of drafts: decoder layers, attention of chains and blocks, weights shared with the target.
 
-Tensors have TensorRT-LLM's names, so one layer supports every dense family and draft heads. The results equal the
-results of the torch engine's fused and rearranged layers.
+Tensors have TensorRT-LLM's names, so one layer supports every dense family and draft heads. The layers compute the same
+results as the torch engine's fused and rearranged layers.
 """
 
 from __future__ import annotations

@@ -386,7 +386,7 @@ class RankedTokens:
 
 
 class DynamicTree(TreeBuilder):
-    """Builder of the tree of the `nodes` best tokens in `levels` levels, with `top_k` tokens ranked per node."""
+    """Builder of dynamic trees: the `nodes` best tokens of `levels` levels, with `top_k` tokens ranked per node."""
 
     def __init__(self, top_k: int, levels: int, nodes: int) -> None:
         self._top_k, self._levels, self._nodes = top_k, levels, nodes

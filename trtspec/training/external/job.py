@@ -90,7 +90,7 @@ with the options that wrote it. The draft is then converted and measured on the 
 
 
 class JobRecord(StrictModel):
-    """Record of a job, also printed by `train --trainer --json`; `held_out` is the digest of the evaluation prompts.
+    """Record of a job, printed by `trtspec train --trainer NAME --json`; `held_out` is the evaluation prompts' digest.
 
     `rows` and `tokens` count the training data, `left_out` the rows unsuitable for the trainer.
     """
@@ -108,7 +108,7 @@ class JobRecord(StrictModel):
 
 
 def read_job(result: Path) -> tuple[Path, JobRecord]:
-    """Return (directory, record) of the job at or above `result`; raise TrtspecError if it is missing."""
+    """Return (directory, record) of the job at or above `result`; raise TrtspecError if a job is not found."""
     path = result.absolute()
     root = next((each for each in (path, *path.parents) if (each / JOB).is_file()), None)
     if root is None:
