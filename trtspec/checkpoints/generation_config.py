@@ -32,7 +32,7 @@ TokenId = Callable[[str], int | None]
 
 @dataclass(frozen=True)
 class EndIds:
-    """End-of-text token ids, and the file and key they come from; `source` is "" if no file has ids.
+    """End-of-text token ids, and the file and key they come from; `source` may be "" if `ids` is empty.
 
     `departs` is set if transformers' `generate` does not stop at these ids, because it does not read them from
     `source`.
