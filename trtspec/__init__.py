@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative decoding for TensorRT-LLM, from checkpoint to served, verified, faster text.
+"""Python API of trtspec: build, verify and serve models with speculative decoding on TensorRT-LLM.
 
-The functions of this module are the Python API, and the commands of the same names call them:
+The functions have the names of the commands, which call them:
 
     recipe = trtspec.load_recipe("recipes/quickstart.yaml")
     built = trtspec.build(recipe)
     assert trtspec.verify(built.artifact).ok
     print(trtspec.generate(built.artifact, "Once upon a time").text)
 
-They return typed results, raise `TrtspecError` for anything that the caller can fix, print nothing and never exit. Each
-imports what it needs when it is called, so `import trtspec` is fast and loads no torch.
+They return typed results, raise `TrtspecError` for errors that the caller can fix, print nothing and never exit. Each
+function imports its dependencies when it is called, so `import trtspec` is fast and loads no torch.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_recipe(path: str | PathLike[str], *, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Read and validate a recipe file, or a recipe that is shipped with trtspec, by its name.
+    """Load and validate one recipe from a file, or a recipe shipped with trtspec by its name.
 
     `overrides` are "dotted.key=value" strings, as for `--set`. Raises RecipeError with all problems and their
     positions, also if the file has a `matrix` of several recipes.
@@ -98,7 +98,7 @@ def load_recipe(path: str | PathLike[str], *, overrides: Sequence[str] = ()) -> 
 def load_recipes(
     path: str | PathLike[str], *, overrides: Sequence[str] = (), variants: Sequence[str] = ()
 ) -> list[LoadedRecipe]:
-    """Read and validate all recipes of a file: one for each combination of its `matrix`.
+    """Load and validate all recipes of a file: one for each combination of its `matrix`.
 
     `variants` are names or patterns of the combinations to use. Raises RecipeError like `load_recipe`.
     """
@@ -110,7 +110,8 @@ def load_recipes(
 def check(recipe: LoadedRecipe | str | PathLike[str]) -> CheckResult:
     """Validate a recipe against its checkpoints, method and backend without loading weights.
 
-    Problems of the recipe are in `CheckResult.diagnostics`. Raises RecipeError only if the file cannot be read as one.
+    `CheckResult.diagnostics` has the problems of the recipe. Raises RecipeError only if the file is not a readable
+    recipe.
     """
     from trtspec.planning.check.recipe import check_recipe
 
@@ -118,7 +119,7 @@ def check(recipe: LoadedRecipe | str | PathLike[str]) -> CheckResult:
 
 
 def plan(recipe: LoadedRecipe | str | PathLike[str]) -> Build:
-    """Return the steps of a build with their keys, its memory and its predicted speed; runs nothing.
+    """Plan a build without running it: steps with their cache keys, memory and predicted speed.
 
     Raises RecipeError with every problem that prevents the build.
     """
@@ -136,7 +137,7 @@ def build(
     on_read: _ReadProgress = lambda done, total: None,
     on_warnings: Callable[[Sequence[Diagnostic]], None] = lambda diagnostics: None,
 ) -> BuildResult:
-    """Build the artifact of a recipe at `out` (default `build/NAME`); steps that are in the store are not run again.
+    """Build the artifact of a recipe at `out` (default `build/NAME`), reusing the steps that are in the store.
 
     `observer` is notified of each step, `on_prepare` gets (what, bytes done, bytes total) of downloads, `on_read` gets
     (bytes done, bytes total) of sources, and `on_warnings` gets the diagnostics of a recipe that can be built. Raises
@@ -162,11 +163,11 @@ def build_until(
     on_read: _ReadProgress = lambda done, total: None,
     on_warnings: Callable[[Sequence[Diagnostic]], None] = lambda diagnostics: None,
 ) -> PartialBuildResult:
-    """Bring the steps of a recipe up to those named `until` into the store, and publish no artifact.
+    """Run the steps of a recipe up to `until` into the store, without publishing an artifact.
 
-    `until` is a step's name, such as "convert-target", or the first part of several: "convert". A later `build` of the
-    recipe, on this machine or on another one with a copy of the store, continues. The other arguments and errors are
-    those of `build`; only tools that these steps require have to be installed.
+    `until` is the name of a step, such as "convert-target", or a common prefix of several: "convert". A later `build`
+    of the recipe reuses these steps, also on another machine with a copy of the store. Only the tools of these steps
+    have to be installed. The other arguments and the errors are those of `build`.
     """
     from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, store_steps
     from trtspec.store.executor import Unobserved
@@ -194,11 +195,11 @@ def verify(
 ) -> VerificationReport:
     """Compare an artifact's output with its target's, evaluate its gates and record the result.
 
-    `source` is the target's checkpoint if it was moved, `prompts` a file in place of the artifact's own, `max_tokens`
-    the new tokens per prompt, `max_runs` the most runs for a close speed-up gate, `report` a file for the report in
-    place of the artifact's own, and `manifest` the required "sha256:..." of the manifest. With `rehash` unchanged files
-    are hashed again. A failed check is in the result (`ok`, `checks`); TrtspecError is raised if nothing could be
-    checked. `on_unwritten` gets the error if the artifact cannot take the report.
+    `source` is the target's checkpoint if it was moved. `prompts` is a file that replaces the artifact's own prompts.
+    `max_tokens` limits the new tokens per prompt, and `max_runs` the runs for a close speed-up gate. `report` is a file
+    for the report in place of the artifact's own, and `manifest` the required "sha256:..." of the manifest. With
+    `rehash`, unchanged files are hashed again. A failed check is part of the result (`ok`, `checks`). TrtspecError is
+    raised if nothing could be checked. `on_unwritten` gets the error if the report cannot be written to the artifact.
     """
     from trtspec.bench.gates import check_gate_names
     from trtspec.bench.verify import verify_artifact
@@ -231,7 +232,7 @@ def generate(
     stop: Sequence[str] = (),
     on_text: Callable[[str], None] | None = None,
 ) -> GeneratedText:
-    """Generate text from an artifact in this process; `on_text` gets each new piece of text.
+    """Generate text from an artifact in this process; `on_text` receives each new piece of text.
 
     Temperature 0 is greedy decoding. Raises TrtspecError for an artifact whose engine runs in another process.
     """
@@ -255,9 +256,9 @@ def generate_all(
     seed: int = 0,
     stop: Sequence[str] = (),
 ) -> list[tuple[str, GeneratedText]]:
-    """Generate a text for every prompt of a file, in batches; return pairs of a prompt's id and its text.
+    """Generate a text for every prompt of a file, in batches; return (prompt id, text) pairs.
 
-    `prompts` is a prompt file or the name of a shipped set. Otherwise like `generate`.
+    `prompts` is a prompt file or the name of a shipped set. The other arguments and the errors are those of `generate`.
     """
     from trtspec.bench.artifact import generate_many
     from trtspec.engine.generation.request import SamplingOptions
@@ -289,13 +290,13 @@ def deploy(
     on_event: Callable[[str, str], None] = lambda state, what: None,
     on_skipped: Callable[[Sequence[SkippedCheck]], None] = lambda skipped: None,
 ) -> RunningDeployment:
-    """Serve an artifact whose gates hold; returns once the server has answered a request, and leaves it running.
+    """Deploy an artifact whose gates pass; return once the server has answered a request.
 
-    `ports` are by service ("http", "grpc", "metrics", "openai"), `settings` are the target's own; the other parameters
-    are the options of `trtspec deploy`. Without `detach` the server ends with this process. `on_event` gets (state,
-    message) during the start, and `on_skipped` the gates that are not evaluated. `RunningDeployment.as_dict()` has the
-    endpoints, and `trtspec stop NAME` stops the server. Raises GateNotMet if a gate fails and DeployError if the server
-    does not start.
+    `ports` are by service ("http", "grpc", "metrics", "openai"), and `settings` are specific to the target. The other
+    parameters are the options of `trtspec deploy`. Without `detach` the server ends with this process. `on_event`
+    receives (state, message) during the start, and `on_skipped` the gates that are not evaluated.
+    `RunningDeployment.as_dict()` has the endpoints, and `trtspec stop NAME` stops the server. Raises GateNotMet if a
+    gate fails and DeployError if the server does not start.
     """
     from trtspec.bench.gates import check_gate_names
     from trtspec.deployment.base import deploy as serve

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of a conversion: casts between floating-point formats and FP8 quantization, on bit patterns.
+"""Arithmetic of the conversion: casts between floating-point formats and FP8 quantization, on bit patterns.
 
 numpy has neither bfloat16 nor float8. A 16-bit value has 65,536 patterns, so any function of it is one lookup table and
 `np.take`. Rounding is to nearest, ties to even, as in torch; the tests compare every pattern with torch.
@@ -42,7 +42,7 @@ SIGNLESS = {"BF16": 0x7FFF, "F16": 0x7FFF, "F32": 0x7FFFFFFF}
 
 
 def to_floats(bits: Bits, dtype: str) -> Floats:
-    """Return the float32 values of BF16, F16, F32 or F8_E4M3 patterns; the conversion is exact."""
+    """Convert BF16, F16, F32 or F8_E4M3 bit patterns to float32; the conversion is exact."""
     if dtype == "BF16":
         return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
     if dtype == "F16":
@@ -51,7 +51,7 @@ def to_floats(bits: Bits, dtype: str) -> Floats:
 
 
 def from_floats(values: Floats, dtype: str) -> Bits:
-    """Return the patterns of float32 values in BF16, F16, F32 or F8_E4M3."""
+    """Convert float32 values to bit patterns of BF16, F16, F32 or F8_E4M3, rounding to nearest even."""
     if dtype == "BF16":
         bits = values.view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -66,9 +66,9 @@ def from_floats(values: Floats, dtype: str) -> Bits:
 def to_e4m3(values: Floats) -> npt.NDArray[np.uint8]:
     """Round float32 to float8_e4m3fn: 4 exponent bits with bias 7, 3 mantissa bits, no infinity, largest value 448.
 
-    Larger values become 448 and NaN stays NaN (0x7f), as in torch's cast; below 2^-6 the step is 2^-9. The upper 16
-    bits index the table, with their last bit set if any lower bit is set: rounding to odd keeps everything that a later
-    rounding to fewer bits needs.
+    Larger magnitudes become 448 and NaN stays NaN (0x7f), as in torch's cast. Below 2^-6 the step is 2^-9. Values are
+    first rounded to odd in their upper 16 bits: the last bit is set if any lower bit is set. The lookup table then
+    rounds those 16 bits, and the result equals rounding the full float32.
     """
     halves = np.ascontiguousarray(values).view(np.uint16).reshape(*values.shape, 2)
     rounded: npt.NDArray[np.uint8] = np.take(_e4m3_table(), halves[..., 1] | (halves[..., 0] != 0), mode="clip")
@@ -77,7 +77,7 @@ def to_e4m3(values: Floats) -> npt.NDArray[np.uint8]:
 
 @cache
 def _e4m3_table() -> npt.NDArray[np.uint8]:
-    """Return the e4m3 pattern for each value of the upper 16 bits of a float32, which are a bfloat16."""
+    """Return the float8_e4m3fn pattern of each of the 65,536 bfloat16 patterns, as uint8 [65536]."""
     bits = np.arange(1 << 16, dtype=np.uint32) << 16
     magnitude = np.minimum(bits & 0x7FFFFFFF, np.uint32(LARGEST_E4M3))
     # the last bit of 2^14 is worth 2^-9, so adding 2^14 rounds to e4m3's subnormals
@@ -90,7 +90,7 @@ def _e4m3_table() -> npt.NDArray[np.uint8]:
 
 @cache
 def e4m3_values() -> Floats:
-    """Return the value of each of the 256 patterns of float8_e4m3fn."""
+    """Return the values of the 256 float8_e4m3fn bit patterns, as float32 [256]."""
     patterns = np.arange(256)
     exponent, mantissa = (patterns >> 3 & 15) - 7, patterns & 7
     magnitude = np.where(exponent == -7, np.ldexp(mantissa / 8, -6), np.ldexp(1 + mantissa / 8, exponent))
@@ -100,18 +100,18 @@ def e4m3_values() -> Floats:
 
 @cache
 def every_value(dtype: str) -> Floats:
-    """Return the value of each of the 65,536 patterns of BF16 or F16, or of the 256 of F8_E4M3."""
+    """Return the float32 values of all 65,536 bit patterns of BF16 or F16, or of all 256 of F8_E4M3."""
     return e4m3_values() if dtype == "F8_E4M3" else to_floats(np.arange(1 << 16, dtype=np.uint16), dtype)
 
 
 @cache
 def cast_table(source: str, target: str) -> Bits:
-    """Return the `target` pattern of each `source` pattern; `source` is BF16, F16 or F8_E4M3."""
+    """Return the lookup table from all bit patterns of `source` (BF16, F16 or F8_E4M3) to bit patterns of `target`."""
     return from_floats(every_value(source), target)
 
 
 def cast(bits: Bits, source: str, target: str) -> Bits:
-    """Return patterns converted from `source` to `target`; equal dtypes are returned as is."""
+    """Convert bit patterns from `source` to `target`, rounding to nearest even; return `bits` if both are equal."""
     if source == target:
         return bits
     return from_floats(bits.view(np.float32), target) if source == "F32" else np.take(cast_table(source, target), bits)
@@ -127,28 +127,26 @@ Counts = tuple[int, int, int]
 
 
 class Arithmetic(Protocol):
-    """Value counts, casts and FP8 quantization for the formats BF16, F16 and F32."""
+    """Interface for value counts, casts and FP8 quantization of BF16, F16 and F32 bit patterns."""
 
     def count(self, bits: Bits, dtype: str) -> Counts:
-        """Return the pattern of the largest finite magnitude and the numbers of NaN and infinite values."""
+        """Return the bit pattern of the largest finite magnitude and the numbers of NaN and infinite values."""
 
     def cast(self, bits: Bits, source: str, target: str) -> Bits:
-        """Return the patterns converted from `source` to `target`, rounded to nearest even; equal formats are returned
-        as is.
-        """
+        """Convert bit patterns from `source` to `target`, rounding to nearest even; return `bits` if both are equal."""
 
     def quantizer(self, dtype: str, scale: np.float32) -> Callable[[Bits], Bits]:
-        """Return a function that divides patterns of `dtype` by a float32 scale and converts them to F8_E4M3."""
+        """Return a function that divides `dtype` bit patterns by a float32 scale and converts them to F8_E4M3."""
 
     def quantize_rows(self, bits: Bits, dtype: str) -> tuple[Bits, Floats, Counts]:
-        """Return F8_E4M3 patterns, the scale of each row [rows, 1], and the `count` of the input."""
+        """Quantize each row; return F8_E4M3 bit patterns, float32 scales [rows, 1] and the `count` of the input."""
 
 
 class NumpyArithmetic:
-    """The numpy implementation. A 16-bit value has 65,536 patterns, so any function of it is a table lookup."""
+    """Reference implementation with numpy, using lookup tables for 16-bit formats."""
 
     def count(self, bits: Bits, dtype: str) -> Counts:
-        """Count in one pass, with a second one only if a value is not finite."""
+        """Count in one pass; run a second pass only if a value is not finite."""
         largest, infinity = largest_magnitude(bits), INFINITY[dtype]
         if largest < infinity:
             return largest, 0, 0
@@ -160,7 +158,7 @@ class NumpyArithmetic:
         return cast(bits, source, target)
 
     def quantizer(self, dtype: str, scale: np.float32) -> Callable[[Bits], Bits]:
-        """Precompute a table of all 16-bit patterns; float32 is divided chunk by chunk."""
+        """Return a table lookup for 16-bit formats, or a division and rounding of each chunk for F32."""
         if dtype == "F32":
             return lambda bits: to_e4m3(divide(bits.view(np.float32), scale))
         table = to_e4m3(divide(every_value(dtype), scale))
@@ -178,13 +176,13 @@ class NumpyArithmetic:
 
 
 def compute_scales(largest: Floats) -> Floats:
-    """Return the scale for each largest magnitude: the scale of zeros if the quotient underflows to 0."""
+    """Return the FP8 scale amax / 448 for each amax in `largest`, or 1.0 where the quotient is 0."""
     scales = largest / np.float32(E4M3_MAX)
     return np.where(scales > 0, scales, ZERO_SCALE)
 
 
 def row_scales(values: Floats) -> Floats:
-    """Return the scale of each row [rows, 1] of values [rows, columns]; values that are not finite are ignored."""
+    """Return the FP8 scale of each row, [rows, 1], of values [rows, columns]; non-finite values are ignored."""
     largest = np.maximum(values.max(1, keepdims=True, initial=0), -values.min(1, keepdims=True, initial=0))
     if not np.isfinite(largest).all():
         largest = np.abs(values).max(1, keepdims=True, initial=0, where=np.isfinite(values))
@@ -192,7 +190,7 @@ def row_scales(values: Floats) -> Floats:
 
 
 def divide(values: Floats, scale: np.float32 | Floats) -> Floats:
-    """Return the float32 quotient without warnings: lookup tables hold patterns that overflow or are NaN."""
+    """Return the float32 quotient without numpy warnings: lookup tables contain NaN and values that overflow."""
     with np.errstate(invalid="ignore", over="ignore"):
         return values / scale
 
@@ -200,8 +198,8 @@ def divide(values: Floats, scale: np.float32 | Floats) -> Floats:
 def largest_magnitude(bits: Bits) -> int:
     """Return the bit pattern of the largest magnitude, without its sign.
 
-    Interpreted as unsigned integers, negative values are above all others; as signed integers, below. The two maxima
-    avoid a copy without signs.
+    As unsigned integers, patterns of negative values are larger than all others; as signed integers, they are smaller.
+    The result is computed from the maxima of both views, which avoids a copy with cleared sign bits.
     """
     if not bits.size:
         return 0
@@ -214,7 +212,7 @@ SELF_TEST_SCALE = np.float32(0.0123)
 
 
 def run_self_test(library: KernelLibrary) -> Iterator[SelfTestCheck]:
-    """Yield a check for each instruction set and format."""
+    """Compare the compiled arithmetic with numpy's; yield a check for each instruction set and 16-bit format."""
     bits = np.arange(1 << 16, dtype=np.uint16).reshape(64, -1)
     for each, dtype in product(range(Instructions.PORTABLE, fastest_instructions(library) + 1), ("BF16", "F16")):
         compiled = CompiledArithmetic(library, Instructions(each))
@@ -242,12 +240,14 @@ def _equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 log = logging.getLogger(__name__)
 
 
-WORTH_BYTES = 256 << 20  # numpy converts fewer before a compiler could help
+WORTH_BYTES = 256 << 20  # numpy finishes smaller conversions before a library could be compiled
 
 
 def choose_arithmetic(nbytes: int) -> Arithmetic:
-    """Return the compiled implementation if its library is in the cache; else numpy's, which a library replaces as soon
-    as it is compiled in the background, if a conversion of `nbytes` takes that long.
+    """Return the compiled arithmetic if its library is in the cache, else numpy's.
+
+    If `nbytes`, the size of the conversion, is large, the library is compiled in the background and replaces numpy's
+    arithmetic as soon as it is ready.
     """
     if found := _tested(find_host_library()):
         log.info("converting weights with %s (%s)", found.library.path, found.instructions.name)
@@ -256,7 +256,7 @@ def choose_arithmetic(nbytes: int) -> Arithmetic:
 
 
 class CompilingArithmetic:
-    """numpy's arithmetic, until a library is compiled in the background; `compiling` is that thread."""
+    """Arithmetic that starts with numpy and switches to a library compiled by the background thread `compiling`."""
 
     def __init__(self) -> None:
         self._now: Arithmetic = NumpyArithmetic()
@@ -280,7 +280,7 @@ class CompilingArithmetic:
 
 
 def _tested(library: KernelLibrary | None) -> CompiledArithmetic | None:
-    """Return a library's arithmetic if it passes the self-test on this machine, which takes 10 ms."""
+    """Return the arithmetic of `library` if it passes the self-test on this machine (10 ms), else None."""
     if library is None:
         return None
     try:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan of a conversion: the dtype and position of every tensor, the layout of each rank's file, and the calibrated
-activations.
+"""Plan of a conversion: the dtype and position of every tensor, each rank's file layout, and calibrated activations.
 
-Uses only headers; checkpoints/stream.py runs the plan.
+Only headers are needed; checkpoints/stream.py runs the plan.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ MAX_ACTIVATIONS_BYTES = 16 << 20
 
 @dataclass
 class Activations:
-    """Largest magnitudes by module name, e.g. transformer.layers.0.attention.qkv for its input.
+    """Largest magnitudes measured by calibration, by module name.
 
-    `keys` (after rotation) and `values` are those that the attention of transformer.layers.0.attention caches.
+    `inputs` has the inputs of linear layers, such as transformer.layers.0.attention.qkv. `keys` (after rotation) and
+    `values` have the KV-cache entries of attention modules, such as transformer.layers.0.attention.
     """
 
     inputs: dict[str, float] = field(default_factory=dict)
@@ -39,13 +39,13 @@ class Activations:
     values: dict[str, float] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write the document; the float32 values are preserved exactly."""
+        """Write the activations as JSON, which preserves float32 values exactly."""
         document = {"schema": ACTIVATIONS_SCHEMA, "inputs": self.inputs, "keys": self.keys, "values": self.values}
         path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def load_activations(path: Path) -> Activations:
-    """Return the document at `path`; raise CheckpointError if it is invalid."""
+    """Load the activations written by `Activations.save`; raise CheckpointError if they are invalid."""
     document = read_json(path, MAX_ACTIVATIONS_BYTES)
     tables = [document.get(name) for name in ("inputs", "keys", "values")]
     if document.get("schema") != ACTIVATIONS_SCHEMA or not all(_is_table(table) for table in tables):
@@ -63,7 +63,7 @@ def _is_table(table: Any) -> bool:
 
 @dataclass(frozen=True)
 class TargetTensor:
-    """One tensor of the converted checkpoint: its rule, its dtype and its positions."""
+    """A tensor of the converted checkpoint: its rule, its dtype, and its shards on the ranks."""
 
     rule: Rule
     dtype: str
@@ -72,7 +72,7 @@ class TargetTensor:
 
 @dataclass
 class Conversion:
-    """A planned conversion; `targets` by the rule's full name, in file order."""
+    """A planned conversion; `targets` maps full tensor names to tensors, in file order."""
 
     config: ModelConfig
     mapping: ParallelMapping
@@ -86,7 +86,7 @@ class Conversion:
         return self.targets[f"{target.rule.module}.{name}"]
 
     def fused_with(self, target: TargetTensor) -> TargetTensor | None:
-        """Return the weight that the engine fuses with this one if both have the same dtype, else None."""
+        """Return the weight that the engine fuses with `target` if it exists and has the same dtype, else None."""
         rule = target.rule
         if isinstance(rule.at, Stage) or not rule.linear or not rule.linear.fused:
             return None
@@ -102,7 +102,7 @@ class Conversion:
 
     @property
     def quantization(self) -> TrtllmQuantization:
-        """Return the `quantization` of config.json."""
+        """Return the `quantization` section of the converted config.json."""
         return self.scheme.describe([target.rule for target in self.targets.values()])
 
     def render_config(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Conversion:
 
 
 def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: ParallelMapping, scheme: Scheme) -> Conversion:
-    """Plan the dtype and position of every tensor, including scales."""
+    """Plan the dtype and position of every tensor, including the scales of quantized weights and of the KV cache."""
     plan = Conversion(config, mapping, scheme)
     for rule in rules:
         quantized = scheme.quantizes(rule)
@@ -125,5 +125,5 @@ def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: ParallelMap
 
 
 def _scales(rule: Rule, scheme: Scheme) -> list[Rule]:
-    """Return the rules of the scales of a quantized weight."""
+    """Return the rules of a quantized weight's scales: one per row, or one each for the weight and its input."""
     return [row_scales(rule)] if scheme.weights == "fp8_rowwise" else [weight_scale(rule), activation_scale(rule)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks that write the files of a planned conversion: the encoding and the source tensors of each."""
+"""Tasks that write the files of a planned conversion; each has source tensors and the encoding of its output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LEAST_CACHE_SCALE = 1.0
 
 @dataclass(frozen=True)
 class ConstantScales:
-    """Scales of activations and of the KV cache, which are known in advance."""
+    """Encoding of the scales that are known in advance: of activations and of the KV cache."""
 
     values: tuple[tuple[tuple[ScaleSlot, ...], np.float32], ...]
 
@@ -53,12 +53,11 @@ def plan_tasks(
     activations: Activations,
     existing: Prequantized | None,
 ) -> list[Task]:
-    """Return the tasks in the order of their output; tensors that are already quantized in the source (`existing`) are
-    copied.
+    """Return the conversion tasks in output order, and choose their arithmetic.
 
-    Scales that lie between the weights come first: files are hashed while they are written in sequence.
-
-    Also chooses the arithmetic. Raises CheckpointError if an activation was not measured.
+    `existing` describes a source that is already quantized; its FP8 tensors are copied. The scales of activations and
+    of the KV cache come first: they are stored between the weights, and files are hashed while written in sequence.
+    Raises CheckpointError if an activation was not measured.
     """
     arithmetic = choose_arithmetic(sum(tensor.nbytes for sources in matched.sources.values() for tensor in sources))
     planner = _Planner(plan, layouts, matched, activations, existing, arithmetic)
@@ -69,7 +68,7 @@ def plan_tasks(
 
 @dataclass(frozen=True)
 class _Planner:
-    """Makes the tasks of a planned conversion; `existing` has the tensors that are already quantized in the source."""
+    """Creates the tasks of a conversion; `existing` is set if the source is already quantized."""
 
     plan: Conversion
     layouts: list[FileLayout]
@@ -109,7 +108,7 @@ class _Planner:
                 yield self._tensor_task(name, self._groups(target, transfers))
 
     def scale_task(self) -> Task:
-        """Return the task of the scales of activations and of the KV cache."""
+        """Return the task that writes the scales of activations and of the KV cache."""
         if not self.existing:
             return Task("scales", ConstantScales(tuple(self._constants())), 0)
         copied = CopyScales(tuple(self._copied_scales(self.existing)))
@@ -136,7 +135,7 @@ class _Planner:
         return _task(name, CopyTensors(groups, scales), transfers, sum(scale.nbytes for scale in scales.values()))
 
     def _groups(self, target: TargetTensor, transfers: tuple[Transfer, ...]) -> tuple[ScaleGroup, ...]:
-        """Return the tensors that share a scale: an expert's, a fused MLP's fc and gate, or all of a target."""
+        """Return the tensors that share a scale: one expert's, an MLP's fused fc and gate, or all of a target."""
         scale = self.plan.find_scale(target, "weights_scaling_factor")
         if experts := target.rule.experts:
             size = len(transfers) // experts

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of a conversion: through the page cache, or past it with O_DIRECT in aligned blocks.
+"""Output of a conversion: through the page cache, or with O_DIRECT in aligned blocks.
 
-Small outputs go through the page cache, where the next reader finds them. Large outputs are gathered in blocks and
-written with O_DIRECT: the page cache costs 1.5 s of processor time per GB, O_DIRECT 0.1 s
+Small outputs go through the page cache, so that the next reader finds them there. Large outputs are gathered in blocks
+and written with O_DIRECT: the page cache costs 1.5 s of processor time per GB, O_DIRECT 0.1 s
 (benchmarks/experiments/log.md, 2026-11-25).
 
 Each thread has its own writer with one block for each file, so no thread waits for another. Bytes are hashed by the
@@ -27,16 +27,17 @@ from trtspec.core.hashing import GrowingDigest, Segments
 CORES = os.cpu_count() or 1
 MOST_THREADS = 12  # each has some MB of buffers
 PAGE_BYTES = mmap.PAGESIZE
-BLOCKS_BYTES = 24 << 20  # of all blocks together
+BLOCKS_BYTES = 24 << 20  # total size of all blocks
 MOST_BLOCK_BYTES, LEAST_BLOCK_BYTES = 1 << 20, max(PAGE_BYTES, 16 << 10)
 SMALL_BYTES = 32 << 10  # a smaller write that does not continue a block is written directly
 LEAST_BYTES = 256 << 20  # total output size from which O_DIRECT is used
 
 
 class RankFiles:
-    """The open files of a conversion's ranks and their digests; `threads` is the number of writers that pays off.
+    """The open output files of all ranks, with their digests.
 
-    A file that has its header and size keeps the bytes of an interrupted run.
+    `threads` is the recommended number of writer threads. Bytes written by an interrupted run are kept if the file's
+    header and size match.
     """
 
     def __init__(self, stack: ExitStack, paths: Sequence[Path], layouts: Sequence[FileLayout]) -> None:
@@ -51,19 +52,19 @@ class RankFiles:
         self.threads = min(CORES + 1 if self.direct else 2 * CORES + 1, MOST_THREADS)
 
     def writer(self, threads: int) -> RankWriter:
-        """Return the writer of one of `threads` threads."""
+        """Return the writer for one of `threads` threads; writers are not shared between threads."""
         if self.direct is None:
             return RankWriter(self)
         return DirectWriter(self, self.direct, block_bytes(threads * len(self.files)))
 
     def segments(self) -> dict[str, Segments]:
-        """Return the segments of the complete files by name."""
+        """Finish the digests of the complete files and return each file's `Segments` by name."""
         finished = zip(self.paths, self.files, self.digests, strict=True)
         return {path.name: digest.finish(file, path) for path, file, digest in finished}
 
 
 def is_laid_out(path: Path, layout: FileLayout) -> bool:
-    """Return whether a file has its header and its size."""
+    """Return whether a file has the header and the size of `layout`."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size == layout.nbytes and file.read(len(layout.header)) == layout.header
@@ -95,7 +96,7 @@ def _open_direct(stack: ExitStack, paths: Sequence[Path]) -> list[int] | None:
 
 
 class RankWriter:
-    """The writer of one thread, which hashes bytes and writes them through the page cache."""
+    """Writer of one thread: hashes bytes and writes them through the page cache."""
 
     def __init__(self, output: RankFiles) -> None:
         self._files, self._digests = output.files, output.digests
@@ -106,14 +107,14 @@ class RankWriter:
         self._write(file, offset, data)
 
     def flush(self) -> None:
-        """Return once all bytes are in the files."""
+        """Write all buffered bytes to the files; this class buffers nothing."""
 
     def _write(self, file: int, offset: int, data: memoryview) -> None:
         write_all(self._files[file], data, offset)
 
 
 class _Block:
-    """Bytes `begin` to `end` of a file in aligned memory, whose first byte is at the offset `base`."""
+    """Aligned buffer for the bytes `begin` to `end` of a file; the buffer starts at the file offset `base`."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
@@ -130,7 +131,7 @@ class _Block:
         return self.memory[begin - self.base : end - self.base]
 
     def take(self, data: memoryview) -> int:
-        """Copy as many bytes as fit; return their number."""
+        """Copy as many bytes as fit into the block; return their number."""
         count = min(data.nbytes, self.base + len(self.memory) - self.end)
         into = np.frombuffer(self.part(self.end, self.end + count), np.uint8)
         into[:] = np.frombuffer(data[:count], np.uint8)  # releases the GIL
@@ -139,7 +140,7 @@ class _Block:
 
 
 class DirectWriter(RankWriter):
-    """Gathers bytes in one block for each file and writes it with O_DIRECT."""
+    """Writer of one thread: gathers bytes in one block per file and writes full blocks with O_DIRECT."""
 
     def __init__(self, output: RankFiles, direct: Sequence[int], nbytes: int) -> None:
         super().__init__(output)
@@ -165,7 +166,7 @@ class DirectWriter(RankWriter):
                 self._write_block(file)
 
     def _write_block(self, file: int) -> None:
-        """Write whole pages with O_DIRECT, and partial pages at both ends through the page cache."""
+        """Write a block: whole pages with O_DIRECT, partial pages at both ends through the page cache."""
         block = self._blocks[file]
         first, last = -(-block.begin // PAGE_BYTES) * PAGE_BYTES, block.end // PAGE_BYTES * PAGE_BYTES
         first, last = (first, last) if first < last else (block.end, block.end)
@@ -175,13 +176,13 @@ class DirectWriter(RankWriter):
         try:
             write_all(direct, block.part(first, last), first)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # a device with larger pages
+            if error.errno != errno.EINVAL:  # the device has larger pages
                 raise
             write_all(cached, block.part(first, last), first)
         block.start(block.end)
 
 
 def block_bytes(blocks: int) -> int:
-    """Return the size of each of this many blocks."""
+    """Return the size in bytes of each of `blocks` buffers, so that all fit into `BLOCKS_BYTES` where possible."""
     fair = BLOCKS_BYTES // blocks
     return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, 1 << max(0, fair.bit_length() - 1)))

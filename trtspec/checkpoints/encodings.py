@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The encodings of a conversion's tensors: cast or copied, quantized to FP8, or taken from an FP8 source.
+"""Encodings of a conversion's tensors: cast or copied, quantized to FP8, or taken from an FP8 source.
 
 FP8 weights are float8_e4m3 with one float32 scale per tensor or row; value = pattern * scale. scale = amax / 448 over
 the whole tensor, not over a rank's part. q, k and v share the largest of their scales, and so do an MLP's gate and fc,
 because the engine fuses them (tensorrt_llm/quantization/layers.py; NVIDIA/Model-Optimizer,
 modelopt/torch/export/model_config.py). A weight is divided by its scale in float32 and rounded to nearest even.
 
-Patterns and scales of a source that is already FP8 are copied. Patterns change only if the engine fuses tensors with
-different scales: they get the largest scale, and the tensors with a smaller one are rounded again, as in TensorRT-LLM.
+Patterns and scales of a source that is already FP8 are copied. If the engine fuses tensors with different scales, all
+of them get the largest scale. Tensors with a smaller scale are then rounded again, as in TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DAMAGED = "the checkpoint is damaged; set allow_nonfinite: true in the recipe to
 
 @dataclass(frozen=True)
 class Cast:
-    """Converts tensors to `dtype` (BF16, F16 or F32): adds `plus` to each value and rounds to nearest even."""
+    """Converts tensors to `dtype` (BF16, F16 or F32), rounding to nearest even; `plus` is first added to each value."""
 
     transfers: tuple[Transfer, ...]
     dtype: str
@@ -45,7 +45,7 @@ class Cast:
     plus: float = 0.0
 
     def run(self, worker: TransferWorker) -> None:
-        """Encode the tensors; report values that are not finite or that overflow `dtype` as flaws."""
+        """Convert and write the tensors; record an issue for values that are not finite or that overflow `dtype`."""
         for transfer in self.transfers:
             source, census = transfer.source, ValueStats(transfer.source, self.arithmetic)
             for first, bits in worker.chunks(source):
@@ -75,7 +75,7 @@ class Copy:
 
 
 class ValueStats:
-    """Counts invalid values of a tensor; `largest_bits` is the pattern of the largest finite magnitude."""
+    """Counts the NaN, infinite and overflowing values of a tensor, and tracks the pattern of its largest magnitude."""
 
     def __init__(self, source: TensorInfo, arithmetic: Arithmetic) -> None:
         self.source, self._arithmetic = source, arithmetic
@@ -91,12 +91,12 @@ class ValueStats:
         self._infinities += infinities
 
     def add_encoded(self, bits: Bits, dtype: str) -> None:
-        """Count the infinities of the same chunk after encoding, to detect overflow."""
+        """Count the infinities of a chunk after encoding; they exceed the chunk's own if values overflowed."""
         _, _, infinities = self._arithmetic.count(bits, dtype)
         self._overflows += infinities
 
     def report(self, flaws: ConversionIssues, dtype: str = "") -> None:
-        """Add an issue for NaN and infinite values, unless the caller allows them, and one for values that overflow."""
+        """Report NaN and infinite values, unless `allow_nonfinite` is set, and values that overflow."""
         if (self._nans or self._infinities) and not flaws.allow_nonfinite:
             flaws.add(self.source, f"{self._nans:,} NaN and {self._infinities:,} infinite values", DAMAGED)
         if (count := self._overflows - self._infinities) > 0:
@@ -106,21 +106,24 @@ class ValueStats:
 
 @dataclass(frozen=True)
 class ScaleSlot:
-    """The position of one float32 value: the offset in a rank's file."""
+    """Position of one float32 scale: its byte offset in a rank's file."""
 
     rank: int
     offset: int
 
 
 def put_scale(worker: TransferWorker, slots: tuple[ScaleSlot, ...], value: np.float32) -> None:
-    """Write a scale, before its weights: it lies between them, and files are hashed as far as they come in sequence."""
+    """Write a scale to all its positions, before its weights are written.
+
+    Scales are stored between the weights of a file, and a file is hashed while it is written in sequence.
+    """
     for slot in slots:
         worker.put(slot.rank, slot.offset, np.array([value], np.float32))
 
 
 @dataclass(frozen=True)
 class ScaleGroup:
-    """Tensors that share a scale, and the positions of the scale."""
+    """Tensors that share one scale, and the positions of that scale."""
 
     transfers: tuple[Transfer, ...]
     scales: tuple[ScaleSlot, ...]
@@ -128,7 +131,7 @@ class ScaleGroup:
 
 @dataclass(frozen=True)
 class QuantizeTensors:
-    """Quantizes each group to float8_e4m3 with one scale: one pass for amax, one for writing."""
+    """Quantizes each group to float8_e4m3 with one scale, in two passes: amax, then quantization."""
 
     groups: tuple[ScaleGroup, ...]
     arithmetic: Arithmetic
@@ -143,7 +146,7 @@ class QuantizeTensors:
                     worker.write(transfer.destinations, first, quantize(bits))
 
     def _amax(self, worker: TransferWorker, source: TensorInfo) -> np.float32:
-        """Return the largest finite magnitude of a tensor; report values that are not finite as flaws."""
+        """Return the largest finite magnitude of a tensor; record an issue for values that are not finite."""
         census = ValueStats(source, self.arithmetic)
         for _, bits in worker.chunks(source, last=False):
             census.add(bits)
@@ -153,14 +156,14 @@ class QuantizeTensors:
 
 @dataclass(frozen=True)
 class QuantizeRows:
-    """Quantizes tensors to float8_e4m3 with one scale per row; `scales` are the transfers of each tensor's scales."""
+    """Quantizes tensors to float8_e4m3 with one scale per row; `scales` are the transfers of the row scales."""
 
     transfers: tuple[Transfer, ...]
     scales: tuple[Transfer, ...]
     arithmetic: Arithmetic
 
     def run(self, worker: TransferWorker) -> None:
-        """Quantize in one pass: a chunk consists of whole rows."""
+        """Quantize in one pass, because each chunk consists of whole rows."""
         for transfer, scales in zip(self.transfers, self.scales, strict=True):
             census = ValueStats(transfer.source, self.arithmetic)
             all_scales = np.empty((transfer.num_rows, 1), np.float32)
@@ -178,7 +181,7 @@ def compute_scale(largest: np.float32) -> np.float32:
 
 
 def requantization_table(scale: np.float32, merged: np.float32) -> Bits:
-    """Return the nearest pattern at scale `merged` for each of the 256 e4m3 patterns at `scale`."""
+    """Return the lookup table [256] that converts e4m3 patterns at scale `scale` to the nearest at scale `merged`."""
     return to_e4m3(divide(e4m3_values() * scale, merged))
 
 
@@ -187,7 +190,10 @@ NOT_A_NUMBER = 0x7F  # without the sign bit
 
 @dataclass(frozen=True)
 class CopyTensors:
-    """Copies groups of FP8 tensors with the group's largest scale; `scales` are the source's, by weight name."""
+    """Copies groups of FP8 tensors, requantizing those whose scale is not the largest of their group.
+
+    `scales` maps weight names to the scale tensors of the source.
+    """
 
     groups: tuple[ScaleGroup, ...]
     scales: Mapping[str, TensorInfo]
@@ -220,7 +226,7 @@ class CopyRows:
 
 @dataclass(frozen=True)
 class MergedScale:
-    """The largest of some scales, at least `least`, and its positions."""
+    """A scale to write: the largest of the `sources`, at least `least`, and its positions."""
 
     sources: tuple[TensorInfo, ...]
     slots: tuple[ScaleSlot, ...]
@@ -229,7 +235,7 @@ class MergedScale:
 
 @dataclass(frozen=True)
 class CopyScales:
-    """Copies the scales of activations and of the KV cache; each source is read once even if it is used twice."""
+    """Copies the scales of activations and of the KV cache; each source is read once."""
 
     scales: tuple[MergedScale, ...]
 
@@ -245,7 +251,7 @@ class CopyScales:
 
 
 def read_scale(worker: TransferWorker, source: TensorInfo) -> np.float32:
-    """Return a scale's value in float32; report it as a flaw if it is not positive and finite."""
+    """Return a scale as float32; if it is not positive and finite, record an issue and return 1."""
     ((_, bits),) = worker.chunks(source)
     values = to_floats(bits, source.dtype).copy()  # the worker's buffer is used again
     is_scale = _check(worker, source, values)
@@ -260,7 +266,7 @@ def _check(worker: TransferWorker, source: TensorInfo, scales: Floats) -> bool:
 
 
 def _move(worker: TransferWorker, transfer: Transfer, table: Bits | None = None) -> None:
-    """Write a tensor's patterns, mapped by `table` if given."""
+    """Copy a tensor's FP8 patterns, mapped through `table` if given; record an issue for NaN values."""
     source, nans = transfer.source, 0
     for first, bits in worker.chunks(source):
         nans += int(np.count_nonzero((bits & NOT_A_NUMBER) == NOT_A_NUMBER))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generation settings of a checkpoint directory: the ids that end a text, and the author's default settings.
+"""Generation settings of a checkpoint directory: the end-of-text token ids, and the author's default settings.
 
 Reads the same files in the same order as `transformers.GenerationConfig.from_pretrained`: generation_config.json or, if
 it does not exist, config.json, whose top-level keys override its text section. If generation_config.json cannot be
@@ -20,9 +20,9 @@ from trtspec.core.errors import CheckpointError
 
 GENERATION_CONFIG, CONFIG, TOKENIZER_CONFIG = "generation_config.json", "config.json", "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
-# Sections of config.json of which transformers reads the first (GenerationConfig.from_model_config).
+# Sections of config.json; transformers reads the first one present (GenerationConfig.from_model_config).
 TEXT_SECTIONS = ("decoder", "generator", "text_config")
-# Sections of other published configs for their text model; transformers does not read end ids from them.
+# Text model sections of other published configs; transformers does not read end ids from them.
 OTHER_SECTIONS = ("llm_config", "language_config", "thinker_config")
 MAX_END_IDS = 256
 MAX_ID = (1 << 31) - 1
@@ -32,10 +32,10 @@ TokenId = Callable[[str], int | None]
 
 @dataclass(frozen=True)
 class EndIds:
-    """The ids that end a text, and the file and key they come from; without ids, `source` can be "".
+    """End-of-text token ids, and the file and key they come from; `source` may be "" if `ids` is empty.
 
-    With `departs`, transformers' `generate` does not stop at these ids, because it does not read end ids from that
-    source.
+    `departs` is set if transformers' `generate` does not stop at these ids, because it does not read them from
+    `source`.
     """
 
     ids: tuple[int, ...]
@@ -48,14 +48,14 @@ class EndIds:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """The keys that have a value, and the file they come from."""
+    """Generation settings that are not null, and the file they come from."""
 
     values: Mapping[str, Any]
     path: Path
 
 
 def read_generation_config(root: Path) -> GenerationConfig:
-    """Return the generation settings of a directory; raise CheckpointError if the file cannot be read."""
+    """Read the generation settings of a checkpoint directory; raise CheckpointError if the file cannot be read."""
     path = root / GENERATION_CONFIG
     if path.exists() or path.is_symlink():
         try:
@@ -69,10 +69,11 @@ def read_generation_config(root: Path) -> GenerationConfig:
 
 
 def find_end_ids(root: Path, token_id: TokenId) -> EndIds:
-    """Return the end ids of a directory; `token_id` returns the id of a token of its tokenizer, or None.
+    """Return the end-of-text token ids of a checkpoint directory.
 
-    If generation_config.json lacks end ids, no id ends a text, as in transformers. Raises CheckpointError for a value
-    that is not a token id, and for an id without a row in the embedding.
+    `token_id` maps a token's text to its id, or to None. If generation_config.json exists but lacks end ids, the result
+    is empty, as in transformers. Raises CheckpointError for a value that is not a token id, and for an id beyond the
+    rows of the embedding.
     """
     found = read_generation_config(root)
     ids = _ids(found.values.get("eos_token_id"), found.path)
@@ -106,7 +107,7 @@ def special_token(root: Path, key: str) -> str | None:
 
 
 def vocabulary_rows(root: Path) -> int:
-    """Return the number of embedding rows according to config.json, or 0."""
+    """Return the number of embedding rows according to config.json, or 0 if unknown."""
     document = read_document(root / CONFIG)
     others = (_section(document, name) for name in OTHER_SECTIONS)
     for each in (_text_section(document), document, *others):
@@ -130,7 +131,7 @@ def _text_section(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ids(value: Any, path: Path) -> tuple[int, ...]:
-    """Return the ids of an `eos_token_id`: an id or a list of them."""
+    """Return the ids of an `eos_token_id`: an id, a list of ids, or null; raise CheckpointError if one is invalid."""
     listed = value if isinstance(value, list) else [] if value is None else [value]
     if len(listed) > MAX_END_IDS:
         raise _refuse(path, f"it has {len(listed):,} ids; at most {MAX_END_IDS} are allowed")

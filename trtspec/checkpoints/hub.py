@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to the hub: downloads of one commit of a model, and requests for its newest commit, file list and ranges.
+"""Hugging Face Hub access: download one commit of a model; request its newest commit, file list and byte ranges.
 
-Selects the files to download and explains failures. Complete files are kept, so an interrupted download continues with
-the missing ones. The token is HF_TOKEN from the environment or none. A login stored on disk is not used, because a
-build should only have the access that its environment grants.
+Complete files are kept, so an interrupted download continues with the missing ones. Failures are raised with a message
+and a hint. The token is HF_TOKEN from the environment or none. A login stored on disk is not used, because a build
+should only have the access that its environment grants.
 """
 
 from __future__ import annotations
@@ -45,18 +45,21 @@ OnBytes = Callable[[int, int], None]
 
 
 class HubError(NotPreparedError):
-    """The hub is unreachable or refuses the request."""
+    """Raised if the hub is unreachable or refuses a request."""
 
 
 def is_fetched(root: Path, pickles: Collection[str]) -> bool:
-    """Return whether a snapshot has its config and all weights that are known to belong to it."""
+    """Return whether a snapshot has config.json and its weight files.
+
+    The weight files are `pickles` or the files in the index. Without an index, one *.safetensors file suffices.
+    """
     weights = _weights(root, pickles)
     whole = all((root / name).is_file() for name in weights) if weights else any(root.glob("*.safetensors"))
     return whole and (root / "config.json").is_file()
 
 
 def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes: OnBytes) -> None:
-    """Download the files of a hub model at a commit that a build reads.
+    """Download the files that a build needs from one commit of a hub model.
 
     The weights are `pickles` if given, else the *.safetensors files of the index. `on_bytes` receives the downloaded
     and the total bytes; the total grows as downloads start. Raises CheckpointError if the hub is unreachable, refuses
@@ -111,10 +114,10 @@ def _check_disk_space(model: str, revision: str, names: Collection[str]) -> None
 
 @contextmanager
 def explain_hub_errors(where: str, again: str = BUILD_AGAIN, place: Path | None = None) -> Iterator[None]:
-    """Turn errors of the hub client into a CheckpointError about `where`; `again` is the action after the cause is
-    fixed.
+    """Convert the hub client's errors in the block to HubError about `where`, with a message and a hint.
 
-    Files are stored at `place`, by default in the hub cache.
+    `again` is the action to repeat after the cause is fixed. `place` is the download directory, by default the hub
+    cache.
     """
     try:
         yield
@@ -126,7 +129,7 @@ def explain_hub_errors(where: str, again: str = BUILD_AGAIN, place: Path | None 
 
 
 def _weights(root: Path, pickles: Collection[str]) -> list[str]:
-    """Return the names of the weight files as far as they are known."""
+    """Return the names of the weight files: `pickles`, or the files in the index if it exists."""
     if pickles:
         return sorted(pickles)
     index = root / INDEX
@@ -134,7 +137,7 @@ def _weights(root: Path, pickles: Collection[str]) -> list[str]:
 
 
 def hub_token() -> str | None:
-    """Return HF_TOKEN, or None if it is not set; raise CheckpointError if it is not valid in a header."""
+    """Return HF_TOKEN, or None if it is not set; raise CheckpointError if it is not a valid HTTP header value."""
     token = os.environ.get("HF_TOKEN", "").strip()
     if token and not TOKEN.fullmatch(token):
         raise CheckpointError(
@@ -178,7 +181,7 @@ def _explain(error: Exception, again: str, place: Path) -> tuple[str, str]:
         errors.RepositoryNotFoundError: (NO_MODEL, f"check the name, or {READ_ACCESS_HINT}"),
         errors.HFValidationError: ("not a valid name of a hub model", "a hub id is owner/name"),
     }
-    for kind, explanation in explanations.items():  # the first class is a subclass of the third
+    for kind, explanation in explanations.items():  # GatedRepoError is a subclass of RepositoryNotFoundError
         if isinstance(error, kind):
             return explanation
     if isinstance(error, errors.HfHubHTTPError):
@@ -193,7 +196,7 @@ def _explain(error: Exception, again: str, place: Path) -> tuple[str, str]:
 
 
 def _bar_class(on_bytes: OnBytes) -> type[Any]:
-    """Return a progress bar class for the client that calls `on_bytes` instead of drawing."""
+    """Return a tqdm class for the hub client that calls `on_bytes` instead of drawing a bar."""
     import threading
     from io import StringIO
 
@@ -230,7 +233,7 @@ class HubFile(NamedTuple):
 
 
 def newest_commit(model: str) -> str:
-    """Return the newest commit of a hub model; raise CheckpointError if the hub returns none."""
+    """Return the newest commit of a hub model; raise CheckpointError if the request fails."""
     with explain_hub_errors(model, TRY_AGAIN):
         commit = str(_info(model).get("sha"))
         if not re.fullmatch(COMMIT, commit):
@@ -240,7 +243,7 @@ def newest_commit(model: str) -> str:
 
 @dataclass(frozen=True)
 class HubModel:
-    """One commit of a hub model. Methods raise the client's errors; see `explain_hub_errors`."""
+    """One commit of a hub model; methods raise the hub client's errors, which `explain_hub_errors` converts."""
 
     model: str
     revision: str
@@ -258,7 +261,7 @@ class HubModel:
         }
 
     def read(self, name: str, first: int, count: int) -> bytes:
-        """Return `count` bytes of a file from offset `first` on, fewer at the end of the file."""
+        """Return `count` bytes of a file from `first` on, fewer at its end; raise HubError without range support."""
         part = {"Range": f"bytes={first}-{first + count - 1}", "Accept-Encoding": "identity"}
         answer = _get(f"{self.model}/resolve/{self.revision}/{quote(name)}", part)
         data = bytes(answer.content)
@@ -281,8 +284,9 @@ def _info(path: str) -> dict[str, Any]:
 
 
 def _get(path: str, headers: dict[str, str]) -> Any:
-    """Return the hub's response. The client's API class is not used because importing it takes longer than the
-    requests.
+    """Send a GET request to the hub and return the response.
+
+    `HfApi` is not used, because importing it takes longer than the request.
     """
     from huggingface_hub import constants, utils
 
@@ -293,6 +297,6 @@ def _get(path: str, headers: dict[str, str]) -> Any:
 
 
 def _headers() -> dict[str, str]:
-    """Return user agent and token. The client's own headers take 0.1 s because they detect all frameworks."""
+    """Return the user agent and the token; the client's own function takes 0.1 s because it detects all frameworks."""
     token = hub_token()
     return {"User-Agent": f"trtspec/{__version__}"} | ({"Authorization": f"Bearer {token}"} if token else {})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of a decoder that determine its memory use, from its config alone, for any architecture.
+"""Sizes of a decoder that determine its memory use, read from its config alone, for any architecture.
 
-Supports grouped heads, latent attention (MLA), windows, linear attention, experts, and configs with a nested section
-for the text model. Keys are named as in transformers' config classes.
+Supports grouped-query attention, latent attention (MLA), sliding windows, linear attention, experts, and configs with a
+nested section for the text model. Keys are named as in transformers' config classes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ STATE_ITEM_BYTES = 4  # linear attention accumulates its state in float32
 
 @dataclass(frozen=True)
 class LayerCache:
-    """The KV cache of a layer: `numbers` per token and head, for the last `window` tokens, or for all if it is 0.
+    """KV cache of one layer: `numbers` values per token and head, for the last `window` tokens or, if 0, for all.
 
-    With `heads` 0 it is a latent vector, which every rank of a tensor parallel group stores whole.
+    `heads` is 0 for a latent vector (MLA), which every rank of a tensor-parallel group stores whole.
     """
 
     heads: int
@@ -42,18 +42,18 @@ class LayerCache:
     window: int = 0
 
     def numbers_per_text(self, tokens: int, tensor: int) -> int:
-        """Return the cached numbers of a text on one of `tensor` ranks; each rank has at least one head."""
+        """Return the number of values that one of `tensor` ranks caches for a text; a rank has at least one head."""
         heads = max(1, self.heads // tensor)
         return min(tokens, self.window or tokens) * heads * self.numbers
 
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """The sizes of a decoder that determine its memory use.
+    """Sizes of a decoder that determine its memory use.
 
     Linear attention stores `state_heads` * `state_numbers` values per sequence, independent of its length.
-    `active_width` is the MLP width that is computed for each token, `kept_numbers` the number of values of embedding
-    and LM head. Each token uses `experts_per_token` of a layer's `num_experts`; both are 0 if all layers are dense.
+    `active_width` is the MLP width computed for each token, and `kept_numbers` the number of values in embedding and LM
+    head. Each token uses `experts_per_token` of a layer's `num_experts`; both are 0 if all layers are dense.
     """
 
     hidden_size: int
@@ -75,7 +75,7 @@ class MemoryProfile:
 
 
 def read_memory_profile(source: Source) -> MemoryProfile:
-    """Read a source's config; raise CheckpointError if a size is missing or invalid."""
+    """Read the memory profile from a source's config; raise CheckpointError if a size is missing or invalid."""
     text = read_text_config(source)
     hidden, vocab, heads = (
         text.positive("hidden_size"),
@@ -104,13 +104,13 @@ def read_memory_profile(source: Source) -> MemoryProfile:
 
 
 def read_text_config(source: Source) -> ConfigReader:
-    """Return the config section of the text model, completed with the defaults of its class."""
+    """Return the text model's section of a config, completed with the defaults of its class."""
     text = next(filter(None, map(source.reader.section, TEXT_SECTIONS)), source.reader)
     return ConfigReader(DEFAULTS.get(str(text.values.get("model_type")), {}) | text.values, text.where)
 
 
 def _kinds(text: ConfigReader) -> list[str]:
-    """Return each layer's kind of attention in transformers' names, without layers that share another's cache."""
+    """Return each layer's kind of attention in transformers' names, without layers that reuse another layer's cache."""
     count = text.positive("num_hidden_layers", most=10_000)
     kinds = text.get("layer_types", list, [])
     if not kinds:
@@ -134,6 +134,6 @@ def _cache(text: ConfigReader, kind: str, kv_heads: int, size: int) -> LayerCach
 
 
 def _active_width(text: ConfigReader) -> int:
-    """Return the MLP width that a token passes, in a dense layer or in all its experts."""
+    """Return the MLP width computed for a token: of a dense layer, or of all its experts together."""
     dense, experts = text.positive("intermediate_size", 1), text.positive("num_experts_per_tok", 1)
     return max(dense, experts * text.positive("moe_intermediate_size", dense))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The neutral description of a decoder, between Hugging Face configs and TensorRT-LLM configs."""
+"""Model configuration independent of Hugging Face's and TensorRT-LLM's config formats."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Scaling of rotary frequencies; `kind` is Hugging Face's `rope_type`, the other fields are its parameters.
+    """RoPE frequency scaling; `kind` is Hugging Face's `rope_type`, the other fields are its parameters.
 
-    `factor` divides low frequencies (all of them for "linear"; none for "dynamic" up to the model's own positions).
+    `factor` divides low frequencies: all of them for "linear", and none for "dynamic" up to the model's own positions.
     "llama3" uses the two `freq_factor`s: wavelengths below `original_max_position / high_freq_factor` stay, those above
     `original_max_position / low_freq_factor` are stretched, and those between are interpolated. "yarn" uses the
     remaining fields: frequencies that turn more than `beta_fast` times over `original_max_position` stay, those that
@@ -43,7 +43,7 @@ class RopeScaling:
 
 
 def stretch(scaling: RopeScaling | None, max_positions: int) -> int:
-    """Return the number of positions that a scaling supports, at least `max_positions`.
+    """Return the number of positions that a RoPE scaling supports, at least `max_positions`.
 
     Linear and dynamic scaling multiply the model's own positions, YaRN the original ones. The other kinds support the
     positions of config.json.
@@ -59,17 +59,17 @@ class ModelConfig:
     """A decoder-only transformer with rotary positions and gated MLP, dense or a mixture of experts.
 
     `attn_bias` is for queries, keys and values, `dense_bias` for the attention's output. `num_experts` is 0 for a dense
-    MLP; `intermediate_size` is the size of one expert. `hidden_act` is "swiglu" instead of "silu" if `mlp.fc` holds
+    MLP; `intermediate_size` is the size of one expert. `hidden_act` is "swiglu" instead of "silu" if `mlp.fc` contains
     both branches, as in TensorRT-LLM. `sliding_window` is the attention span, 0 for unlimited; `full_layers` are
     unlimited in any case. Layers with a window use `local_rotary_base`, unscaled, if it is not 0. `rotary_share` is the
     rotated part of each head.
 
-    With `inner_norms`, the outputs of attention and MLP are normed before they are added, without `input_norms` their
-    inputs are not. With `qk_norm`, queries and keys are normed per head, or all heads as one with `qk_norm_over_heads`.
+    `input_norms` normalize the inputs of attention and MLP, and `inner_norms` their outputs before the residual
+    addition. With `qk_norm`, queries and keys are normalized per head, or over all heads with `qk_norm_over_heads`.
     `scaled_embedding` multiplies embeddings by the square root of the hidden size. Scores are divided by the square
-    root of `query_scalar`, or of the head size if it is 0. A cap that is not 0 replaces scores or logits x by
-    cap * tanh(x / cap). The multipliers apply to embeddings, scores, the outputs of attention and MLP, and logits.
-    `extra` holds keys that only the family's TensorRT-LLM config class reads.
+    root of `query_scalar`, or of the head size if it is 0. A cap that is not 0 replaces scores or logits x by cap *
+    tanh(x / cap). The multipliers apply to embeddings, scores, the outputs of attention and MLP, and logits. `extra`
+    contains keys that only the family's TensorRT-LLM config class reads.
     """
 
     architecture: str
@@ -125,7 +125,7 @@ class ModelConfig:
 
     @property
     def sublayer_norms(self) -> tuple[str, str, str, str]:
-        """Return the norms of a layer: of attention's input and output, and of the MLP's; "" where there is none."""
+        """Return a layer's norms: attention input, attention output, MLP input, MLP output; "" if absent."""
         if not self.inner_norms:
             return "input_layernorm", "", "post_layernorm", ""
         before = ("input_layernorm", "pre_feedforward_layernorm") if self.input_norms else ("", "")
@@ -133,7 +133,7 @@ class ModelConfig:
 
     @property
     def qk_norm_sizes(self) -> tuple[int, int]:
-        """Return the widths of the norms of queries and of keys; 0 without norms."""
+        """Return the widths of the query norm and the key norm; 0 without norms."""
         heads = (self.num_heads, self.num_kv_heads) if self.qk_norm_over_heads else (1, 1)
         return heads[0] * self.head_size * self.qk_norm, heads[1] * self.head_size * self.qk_norm
 
@@ -144,7 +144,7 @@ class ModelConfig:
 
     @property
     def score_scale(self) -> float:
-        """Return the factor for the products of queries and keys."""
+        """Return the factor by which query-key products are multiplied."""
         return float(self.attention_multiplier * (self.query_scalar or self.head_size) ** -0.5)
 
     def has_window(self, layer: int) -> bool:
@@ -152,28 +152,32 @@ class ModelConfig:
 
     @property
     def exact_positions(self) -> int:
-        """Return the text length up to which full attention is equal to the model's: the window, if it has one."""
+        """Return the sequence length up to which full attention is exact: the sliding window, or all positions."""
         return min(self.max_positions, self.sliding_window or self.max_positions)
 
     @property
     def stretched_positions(self) -> int:
         """Return the number of positions that the rotary scaling supports, at least `max_positions`."""
-        # the number in Gemma 3's config includes the scaling
+        # max_position_embeddings of Gemma 3 includes the scaling
         return self.max_positions if self.local_rotary_base else stretch(self.rope_scaling, self.max_positions)
 
     def positions(self, stretches: Collection[str], *, keeps_windows: bool) -> int:
-        """Return the longest text for an engine that supports the `stretches` kinds of scaling."""
+        """Return the longest sequence, in tokens, that an engine supports.
+
+        `stretches` are the kinds of RoPE scaling that the engine implements. With `keeps_windows` it implements sliding
+        windows; otherwise the length is limited to the window.
+        """
         is_stretched = self.rope_scaling is not None and self.rope_scaling.kind in stretches
         longest = self.stretched_positions if is_stretched else self.max_positions
         return longest if keeps_windows else min(longest, self.sliding_window or longest)
 
     def kv_bytes_per_token(self, item_bytes: int) -> int:
-        """Return the bytes of keys and values of one token in all layers."""
+        """Return the KV-cache bytes of one token, keys and values of all layers together."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * item_bytes
 
 
 class ConfigReader:
-    """Typed reads from a parsed config.json; every error names the file and the key."""
+    """Typed access to a parsed config.json; every error names the file and the key."""
 
     def __init__(self, values: dict[str, Any], where: str, assumed: frozenset[str] = frozenset()) -> None:
         self.values = values
@@ -181,7 +185,7 @@ class ConfigReader:
         self.assumed = assumed  # keys whose values are defaults of a config class
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
-        """Return a reader with the defaults of a config class for absent keys; null values stay null."""
+        """Return a reader in which absent keys have the defaults of a config class; null values stay null."""
         absent = {key: value for key, value in defaults.items() if key not in self.values}
         return ConfigReader(absent | self.values, self.where, self.assumed | absent.keys())
 
@@ -189,20 +193,23 @@ class ConfigReader:
         return ConfigReader(self.values | values, self.where, self.assumed - values.keys())
 
     def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
-        """Return the CheckpointError to raise for this file; a long message is cut."""
+        """Return, without raising it, a CheckpointError about this file; a long message is truncated."""
         return CheckpointError(_cut(message), where=self.where, hint=hint)
 
     def refuse_value(self, message: str) -> CheckpointError:
-        """Return the CheckpointError to raise for an invalid value of this file."""
+        """Return, without raising it, a CheckpointError about an invalid value of this file."""
         name = self.where.partition(": ")[0].rpartition("/")[2]
         return self.refuse(message, f"correct it in {name}, or choose another checkpoint")
 
     def unsupported(self, message: str) -> UnsupportedModel:
-        """Return the error to raise for a model that the conversion does not support."""
+        """Return, without raising it, an UnsupportedModel error for a model that cannot be converted."""
         return UnsupportedModel(_cut(message), where=self.where, hint=UNCONVERTED)
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Return `key` as `kind`. A null value counts as absent; an absent key without default is an error."""
+        """Return the value of `key`; raise CheckpointError if it is not a `kind` or is missing without a default.
+
+        Null counts as missing. An integer is converted if `kind` is float.
+        """
         value = self.values.get(key)
         if value is None:
             value = default
@@ -215,14 +222,14 @@ class ConfigReader:
         return value
 
     def positive(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
-        """Return `key` as an integer of at least 1 and at most `most`."""
+        """Return `key` as an integer from 1 to `most`; raise CheckpointError for any other value."""
         value = self.get(key, int, default)
         if not 1 <= value <= most:
             raise self.refuse_value(f"{key} is {value}, expected a positive number of at most {most:,}")
         return value
 
     def section(self, key: str) -> ConfigReader | None:
-        """Return the mapping at `key`, or None if it is absent, null or empty."""
+        """Return a reader of the mapping at `key`, or None if it is absent, null or empty."""
         value = self.values.get(key)
         if not value:
             return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert weights in pickles (*.bin, *.pt) that the recipe pins to a safetensors checkpoint.
+"""Convert pickled weights (*.bin, *.pt) that the recipe pins to a safetensors checkpoint.
 
-A pickle is a program and is treated as untrusted: a file is opened only if its SHA-256 is the one in the recipe, by a
+A pickle is a program and is treated as untrusted. A file is opened only if its SHA-256 is the one in the recipe, by a
 child process (unpickler.py) with an empty environment and a time limit. The output of the child process is untrusted
 too, so its header is validated.
 
@@ -46,16 +46,16 @@ log = logging.getLogger(__name__)
 
 FORMAT = "trtspec.unpickled/1"
 DESCRIPTIONS = ("config.json", *TOKENIZER_FILES)
-# Slow disks read 10 MB/s, and importing torch can take long.
+# Allow for slow disks (10 MB/s) and a slow import of torch.
 LEAST_TIME_S, LEAST_BYTES_PER_S = 120, 10_000_000
 
 OnBytes = Callable[[int], None]
 
 
 def unpickled_dir(root: Path, pins: Mapping[str, str]) -> Path:
-    """Return the directory of the checkpoint converted from the pinned pickles in `root`, which need not exist.
+    """Return the directory of the checkpoint converted from the pickles in `root`; it may not exist yet.
 
-    `pins` maps their names to their SHA-256. Only config and tokenizer are hashed here.
+    `pins` maps the names of the pickles to their SHA-256. Only config and tokenizer are hashed here.
     """
     descriptions = {name: file_sha256(root / name) for name in DESCRIPTIONS if (root / name).is_file()}
     key = json.dumps([FORMAT, dict(pins), descriptions], sort_keys=True)
@@ -63,10 +63,10 @@ def unpickled_dir(root: Path, pins: Mapping[str, str]) -> Path:
 
 
 def unpickle(root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> None:
-    """Create `unpickled_dir(root, pins)` if it does not exist; `on_bytes` receives the size of each piece read.
+    """Convert the pickles in `root` to `unpickled_dir(root, pins)`, unless that directory exists.
 
-    Raises CheckpointError for a pickle that is missing, has another SHA-256, or contains anything but tensors; then no
-    files remain.
+    `on_bytes` receives the size of each piece read. Raises CheckpointError if a pickle is missing, has another SHA-256,
+    or contains anything but tensors; no files remain in that case.
     """
     target = unpickled_dir(root, pins)
     with _explain_os_errors(target), _locked(target):
@@ -113,7 +113,7 @@ def _fill(out: Path, root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> 
 
 
 def _shard_names(pickles: Sequence[str]) -> dict[str, str]:
-    """Return the safetensors file name of each pickle, as expected by transformers."""
+    """Return the safetensors file name for each pickle, as transformers expects it."""
     count = len(pickles)
     if count == 1:
         return {pickles[0]: "model.safetensors"}
@@ -121,7 +121,7 @@ def _shard_names(pickles: Sequence[str]) -> dict[str, str]:
 
 
 def _read_index(index: Path, pins: Mapping[str, str]) -> dict[str, str]:
-    """Return the pickle of each tensor according to the index, if there is one; all its files must be pinned."""
+    """Return the index's map from tensors to pickles, {} without one; raise CheckpointError if one is not pinned."""
     placed = read_weight_map(index) if index.is_file() else {}
     for name in sorted(set(placed.values()) - set(pins)):
         hint = f"pin every file it names; print its digest with: sha256sum {quote(str(index.with_name(name)))}"
@@ -130,7 +130,7 @@ def _read_index(index: Path, pins: Mapping[str, str]) -> dict[str, str]:
 
 
 def _convert(pickle: Path, sha256: str, out: Path, on_bytes: OnBytes) -> None:
-    """Write the tensors of a pickle to `out` after verifying its digest."""
+    """Verify the digest of a pickle, then write its tensors to `out`."""
     if not pickle.is_file():
         raise CheckpointError("pinned by sha256 but missing", where=str(pickle), hint="correct sha256 in the recipe")
     with pickle.open("rb") as file:
@@ -144,7 +144,7 @@ def _convert(pickle: Path, sha256: str, out: Path, on_bytes: OnBytes) -> None:
 
 
 def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
-    """Run the child process; however this call ends, it ends the child and all its processes."""
+    """Convert an open pickle in a child process; a child that still runs on exit is killed with its process group."""
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     timeout_s = LEAST_TIME_S + pickle.stat().st_size / LEAST_BYTES_PER_S

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that are already quantized: the declared quantization, the FP8 tensors, their scales, and the scheme of the
-conversion.
+"""Sources that are already quantized: their declared quantization, FP8 tensors and scales, and the resulting scheme.
 
 The quantization is declared by `hf_quant_config.json` (ModelOpt), or `quantization_config` in config.json (ModelOpt,
 compressed-tensors, FP8 of transformers and AutoFP8). Formats: NVIDIA/Model-Optimizer,
@@ -33,7 +32,7 @@ SCHEMES = {algorithm: weights for weights, algorithm in ALGORITHMS.items()}
 BLOCKS = "it has one scale per block of a weight"
 DYNAMIC_ACTIVATIONS = "its activations are scaled at run time"
 SEVERAL = "its modules have different formats"
-# Reasons why a format is not supported; the first pattern found in its name counts.
+# Reasons why a format is not supported; the first pattern found in its name applies.
 REASONS = (
     (r"MIXED", SEVERAL),
     (r"FP4", "it has 4-bit floats with one scale per block"),
@@ -47,9 +46,10 @@ STRATEGIES = {("tensor", "tensor", False): "fp8", ("channel", "token", True): "f
 
 @dataclass(frozen=True)
 class QuantFormat:
-    """The storage format of a model's weights and KV cache, independent of the tool that quantized them.
+    """Storage format of a model's weights and KV cache, independent of the tool that quantized them.
 
-    "none", "fp8" or "fp8_rowwise"; for weights that only other engines support, the format's own name.
+    Each is "none", "fp8" or "fp8_rowwise". Weight formats that the conversion does not support keep the source's name
+    for them, e.g. "awq".
     """
 
     weights: str = "none"
@@ -58,7 +58,7 @@ class QuantFormat:
 
 @dataclass(frozen=True)
 class QuantConfig:
-    """The quantization made by `tool`: `weights` is "none", "fp8" or "fp8_rowwise", `kv_cache` "none" or "fp8"."""
+    """Quantization made by `tool`: `weights` is "none", "fp8" or "fp8_rowwise", `kv_cache` is "none" or "fp8"."""
 
     tool: str
     weights: str = "none"
@@ -68,7 +68,7 @@ class QuantConfig:
 def read_quant_config(source: Source) -> QuantConfig | None:
     """Return the quantization that a source declares, or None.
 
-    Raises CheckpointError with the reason if it is not supported.
+    Raises CheckpointError with the reason if the conversion does not support the format.
     """
     if source.quantization:
         return _modelopt(source.quantization_reader)
@@ -85,7 +85,7 @@ def read_quant_config(source: Source) -> QuantConfig | None:
 def source_format(source: Source) -> QuantFormat:
     """Return the storage format of a source, for engines that run it unconverted; never raises.
 
-    Formats that the conversion does not support have the name in the source, e.g. "awq".
+    Formats that the conversion does not support have the name that the source declares, e.g. "awq".
     """
     try:
         declared = read_quant_config(source)
@@ -105,7 +105,7 @@ def _named_format(source: Source) -> QuantFormat:
 
 
 def _grouped_format(declared: dict[str, Any]) -> str | None:
-    """Return the FP8 format of compressed-tensors' groups, or None if not all of them are FP8."""
+    """Return "fp8" or "fp8_block" for the groups of a compressed-tensors config, or None if not all of them are FP8."""
     groups = _section(declared, "config_groups").values()
     weights = [_section(group, "weights") for group in groups if isinstance(group, dict)]
     if not weights or any((each.get("type"), each.get("num_bits")) != ("float", 8) for each in weights):
@@ -149,7 +149,7 @@ def _compressed_tensors(reader: ConfigReader) -> QuantConfig:
 
 
 def _group(reader: ConfigReader) -> str:
-    """Return the recipe's name for the quantization of one group of modules."""
+    """Return "fp8" or "fp8_rowwise" for one module group; raise CheckpointError for unsupported quantization."""
     weights, inputs = reader.section("weights"), reader.section("input_activations")
     if weights is None or inputs is None or reader.values.get("output_activations"):
         raise _refuse(reader, "compressed-tensors", "it does not quantize exactly weights and their inputs")
@@ -184,7 +184,10 @@ def _plain_fp8(reader: ConfigReader) -> QuantConfig:
 
 
 def _cache(reader: ConfigReader, declared: Any) -> str:
-    """Return the recipe's name for a declared KV cache format: an algorithm, a compressed-tensors scheme, or None."""
+    """Return "fp8" or "none" for a declared KV-cache format; raise CheckpointError if it is not supported.
+
+    `declared` is an algorithm's name, a compressed-tensors scheme, or None.
+    """
     if not declared:
         return "none"
     is_fp8 = declared == "FP8"
@@ -208,9 +211,9 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Prequantized:
-    """A source, its declared quantization, and the names of its FP8 weights.
+    """A quantized source, its declared quantization, and the names of its FP8 weights.
 
-    The FP8 weights are identified by their dtype, because documents list excluded modules by different kinds of
+    FP8 weights are identified by their dtype, because quantization configs list excluded modules by different kinds of
     patterns or not at all.
     """
 
@@ -222,7 +225,7 @@ class Prequantized:
         return self.source.tensors[_weight_scale(weight)]
 
     def row_scales(self, rule: Rule) -> tuple[TensorInfo, ...]:
-        """Return the row scales of each of a rule's source tensors."""
+        """Return the row scales of a rule's source tensors, in the order of those tensors."""
         return tuple(select_rows(source, self.weight_scale(source.name)) for source in rule.sources)
 
     def input_scale(self, weight: str) -> TensorInfo:
@@ -233,7 +236,7 @@ class Prequantized:
         return self.source.tensors[self._cache_scale(weight, kind)]
 
     def tensors(self, rules: list[Rule]) -> Quantized:
-        """Return the FP8 weights and their scales for `match`."""
+        """Return the FP8 weights and the accepted shapes of their scales, in the form that `rules.match` requires."""
         scales: dict[str, tuple[tuple[int, ...], ...]] = {}
         for weight in self.weights:
             rows = self.source.tensors[weight].shape[:1]
@@ -249,7 +252,7 @@ class Prequantized:
         return Quantized(self.weights, scales)
 
     def scheme(self, rules: list[Rule]) -> Scheme:
-        """Return the scheme that keeps every tensor in its present format."""
+        """Return the scheme that keeps every tensor in its source format."""
         if self.declared.weights == "none":
             return Scheme(kv_cache=self.declared.kv_cache)
         left_out = tuple(rule.module for rule in rules if rule.linear and not self._holds(rule))
@@ -260,7 +263,7 @@ class Prequantized:
         return f"{WORDS[self.declared.weights]}{cache}, by {self.declared.tool}"
 
     def problems(self, wanted: Scheme, config: ModelConfig, rules: list[Rule]) -> list[tuple[str, str]]:
-        """Return the reasons why the source cannot be copied or does not match the recipe's `wanted` scheme.
+        """Return the reasons why the source cannot be copied or conflicts with the recipe's scheme `wanted`.
 
         Each is (key below `quantization`, message).
         """
@@ -272,7 +275,7 @@ class Prequantized:
         ]
 
     def _cache_scale(self, weight: str, kind: str) -> str:
-        """Return the name of the scale, next to the projection (ModelOpt) or to the attention (compressed-tensors)."""
+        """Return the name of a scale, next to the projection (ModelOpt) or to the attention (compressed-tensors)."""
         projection = weight.removesuffix(".weight")
         beside_attention = f"{projection.rpartition('.')[0]}.{kind}_scale"
         return beside_attention if beside_attention in self.source.tensors else f"{projection}.{kind}_scale"
@@ -327,7 +330,7 @@ def read_prequantized(source: Source) -> Prequantized | None:
 
 
 def resolve_scheme(existing: Prequantized | None, wanted: Scheme, config: ModelConfig, rules: list[Rule]) -> Scheme:
-    """Return the scheme of the converted model: the recipe's `wanted` scheme, or the scheme of a quantized source.
+    """Return the scheme of the converted model: the recipe's scheme `wanted`, or a quantized source's own.
 
     Raises CheckpointError if the two conflict.
     """

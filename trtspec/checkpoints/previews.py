@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Previews of hub models: their documents and tensor headers, and as little else as possible, cached by id and commit.
+"""Previews of hub models: configs, tokenizers and tensor headers without weights, cached by model id and commit.
 
     CACHE/previews/OWNER/NAME/COMMIT/
         preview.json      the hub's file list, and the files that are partial here; written last
         config.json ...   complete small files; of large files only the length
         *.safetensors     headers and tables of ids, which checks compare; the rest are holes
 
-A preview has the layout of the checkpoint, so every reader works unchanged. Its weight files are `absent` and nothing
-may be computed from it. The content of a commit never changes, so no lock is needed: concurrent writers write the same
-bytes. For a large tokenizer only the length is fetched, until the tokenizer has to be compared with one that has a
-different digest.
+A preview has the layout of the checkpoint, so every reader works unchanged. Its weight files are marked `absent`, and
+nothing may be computed from them. The content of a commit never changes, so no lock is needed: concurrent writers write
+the same bytes. For a large tokenizer only the length is fetched, until the tokenizer has to be compared with one that
+has a different digest.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def previews_dir() -> Path:
 
 
 def preview_dir(model: str, revision: str) -> Path:
-    """Return the folder of a commit's preview, which need not exist."""
+    """Return the directory of a commit's preview, which need not exist."""
     return previews_dir() / model / revision
 
 
 @dataclass(frozen=True)
 class Preview:
-    """A complete preview: `files` are the hub's files by name, `parts` the names of partial files."""
+    """A complete preview: `files` are the commit's files by name, `parts` the names of files with missing content."""
 
     model: str
     revision: str
@@ -94,12 +94,12 @@ def find_preview(root: Path) -> Preview | None:
 
 
 def write_preview_file(path: Path, data: bytes, nbytes: int | None = None) -> None:
-    """Write a file atomically: `data`, then a hole up to `nbytes`."""
+    """Write `data` to a file atomically and extend the file to `nbytes` with a hole."""
     replace_file(path, data, nbytes=nbytes or 0, durable=nbytes is None)
 
 
 def create_preview_dir(model: str, revision: str) -> Path:
-    """Create and return the directory of a preview; only its owner can read previews."""
+    """Create and return the directory of a preview, which only its owner can read."""
     previews_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     root = preview_dir(model, revision)
     root.mkdir(parents=True, exist_ok=True)
@@ -116,13 +116,13 @@ def prune_previews() -> None:
 
 
 def with_model_ids(text: str) -> str:
-    """Return a text with the directories of previews replaced by the models' ids."""
+    """Return a text in which paths of preview directories are replaced by model ids."""
     return re.sub(rf"{re.escape(str(previews_dir()))}/((?:[^/\s]+/)?[^/\s]+)/{COMMIT.strip('^$')}", r"\1", text)
 
 
 THREADS = 16  # concurrent requests, which are almost always idle
 SMALL_BYTES = 1 << 16  # tokenizer files up to this size are downloaded
-# Estimated header size: a constant, and per tensor in addition to its name. Almost all headers need one request.
+# Estimated header size: a constant, plus this and the name's length for each tensor. Most headers need one request.
 HEADER_BYTES, ENTRY_BYTES, UNKNOWN_HEADER_BYTES = 512, 110, 60_000
 TABLES, TABLE_BYTES = ("I64", "BOOL"), range(1 << 10, 16 << 20)  # tables of ids in draft heads
 PICKLES = (".bin", ".pt", ".pth")
@@ -130,7 +130,7 @@ PINNED = "to build from pickles, set allow_pickle and sha256 (docs/checkpoints.m
 
 
 def make_preview(model: str, revision: str) -> Source:
-    """Return the preview of a hub model at a commit; download only what is not cached.
+    """Return the preview of a hub model at a commit, downloading only what is not cached.
 
     Raises CheckpointError if the download fails or the files are inconsistent.
     """
@@ -144,7 +144,7 @@ def make_preview(model: str, revision: str) -> Source:
 
 
 def compare_tokenizers(target: Source, draft: Source) -> None:
-    """Raise TrtspecError as `check_tokenizers` does; files with equal digests are not downloaded."""
+    """Raise TrtspecError if two tokenizers differ (see `check_tokenizers`); download them only if their digests do."""
     digests = {_digest(source, "tokenizer.json") for source in (target, draft)}
     if len(digests) > 1 or "" in digests:
         for source in (target, draft):
@@ -153,13 +153,13 @@ def compare_tokenizers(target: Source, draft: Source) -> None:
 
 
 def _digest(source: Source, name: str) -> str:
-    """Return the hub's digest of a file, or "" if the source is not a preview."""
+    """Return the hub's digest of a file, or "" if the source is not a preview or lacks the file."""
     found = find_preview(source.root) if source.absent else None
     return found.files[name].digest if found and name in found.files else ""
 
 
 def fetch_tokenizer(source: Source) -> None:
-    """Download a tokenizer of which a preview has only the length; raise HubError if that fails."""
+    """Download tokenizer.json if the preview has only its length; raise HubError if the download fails."""
     name = "tokenizer.json"
     found = find_preview(source.root) if name in source.absent else None
     if found is None or name not in found.parts:
@@ -171,7 +171,7 @@ def fetch_tokenizer(source: Source) -> None:
 
 
 def _make(hub: HubModel) -> Preview:
-    """Download missing files, then write the marker of a complete preview."""
+    """Download the missing files of a preview, then write the marker that makes it complete."""
     root, files = create_preview_dir(hub.model, hub.revision), hub.files()
     if "config.json" not in files:
         raise CheckpointError("no config.json", where=hub.model, hint="a checkpoint is config.json and *.safetensors")
@@ -189,7 +189,7 @@ def _make(hub: HubModel) -> Preview:
 
 
 def _make_shards(hub: HubModel, root: Path, files: Mapping[str, HubFile], expected: Mapping[str, int]) -> None:
-    """Create the missing weight files, each in a temporary folder until it is complete."""
+    """Create the missing weight files, each in a temporary directory until it is complete."""
     with TemporaryDirectory(dir=root) as folder:
 
         def make(name: str) -> None:
@@ -204,7 +204,7 @@ def _is_there(root: Path, name: str, files: Mapping[str, HubFile]) -> bool:
 
 
 def _fetch(hub: HubModel, root: Path, files: Mapping[str, HubFile], name: str) -> None:
-    """Download a document unless it is cached."""
+    """Download a small file unless it is cached; raise CheckpointError if it exceeds MAX_INDEX_BYTES."""
     nbytes = files[name].nbytes
     if nbytes > MAX_INDEX_BYTES:
         raise CheckpointError(
@@ -215,7 +215,7 @@ def _fetch(hub: HubModel, root: Path, files: Mapping[str, HubFile], name: str) -
 
 
 def _shards(root: Path, files: Mapping[str, HubFile], where: str) -> dict[str, int]:
-    """Return the estimated header size of each weight file of the index or, without an index, of the commit."""
+    """Return the estimated header bytes of each weight file in the index or, without an index, in the commit."""
     expected = dict.fromkeys(files, UNKNOWN_HEADER_BYTES)
     if (root / INDEX).is_file():
         expected = {}
@@ -236,7 +236,7 @@ def _shards(root: Path, files: Mapping[str, HubFile], where: str) -> dict[str, i
 
 
 def _make_shard(hub: HubModel, path: Path, nbytes: int, expected: int) -> None:
-    """Write a sparse file with the header, the tables of ids and the length of the original."""
+    """Write a sparse file with the original's length, header and tables of ids."""
     head = hub.read(path.name, 0, min(expected, nbytes))
     end = 8 + int.from_bytes(head[:8], "little")
     if end > min(MAX_HEADER_BYTES, nbytes):

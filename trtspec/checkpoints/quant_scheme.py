@@ -19,9 +19,9 @@ ROUTERS = "*router"
 
 @dataclass(frozen=True)
 class Scheme:
-    """The formats of the weights ("none", "fp8" or "fp8_rowwise") and the KV cache ("none" or "fp8").
+    """Formats of the weights ("none", "fp8" or "fp8_rowwise") and of the KV cache ("none" or "fp8").
 
-    `exclude` are fnmatch patterns of module names.
+    `exclude` are fnmatch patterns of modules that are not quantized.
     """
 
     weights: str = "none"
@@ -34,7 +34,7 @@ class Scheme:
 
     @property
     def needs_activations(self) -> bool:
-        """Return whether calibration is needed; row scales of activations are computed at run time."""
+        """Return whether calibration is needed; fp8_rowwise computes activation scales at run time."""
         return self.weights == "fp8" or self.kv_cache == "fp8"
 
     def quantizes(self, rule: Rule) -> bool:
@@ -43,7 +43,7 @@ class Scheme:
         )
 
     def describe(self, rules: list[Rule]) -> TrtllmQuantization:
-        """Return the `quantization` of config.json.
+        """Return the `quantization` section of the converted config.json.
 
         Modules are listed by name, because TensorRT-LLM's passes interpret `*` differently (fnmatch in
         quantization/quantize.py; a prefix in QuantConfig._get_quant_cfg, which decides whether MLPs are fused).
@@ -72,7 +72,10 @@ def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def stage_problems(scheme: Scheme, rules: list[Rule]) -> list[tuple[str, str]]:
-    """Return the problems of pipeline stages: each numbers its layers from 0, so patterns cannot name single layers."""
+    """Return the problems of a scheme with pipeline stages, as (key below `quantization`, message).
+
+    Each stage numbers its layers from 0, so patterns cannot select single layers.
+    """
     by_kind: dict[str, set[bool]] = {}
     for rule in rules:
         if rule.linear and not isinstance(rule.at, Stage):
@@ -110,7 +113,7 @@ def scheme_problems(scheme: Scheme, config: ModelConfig, rules: list[Rule]) -> l
 
 
 def _format_conflict(scheme: Scheme, rules: list[Rule]) -> str | None:
-    """Return a message if linear layers for which engines require one format are not excluded together."""
+    """Return a message if only some of the linear layers that engines require in one format are excluded, else None."""
     kinds: dict[tuple[int, str], set[bool]] = {}
     for rule in rules:
         if not isinstance(rule.at, Stage) and (reason := _shared_format_reason(rule, scheme)):
@@ -120,7 +123,7 @@ def _format_conflict(scheme: Scheme, rules: list[Rule]) -> str | None:
 
 
 def _shared_format_reason(rule: Rule, scheme: Scheme) -> str:
-    """Return why engines require one format for a linear layer and others, or ""."""
+    """Return the reason why engines require one format for a linear layer and some others, or ""."""
     if not rule.linear:
         return ""
     if rule.experts:
@@ -133,12 +136,12 @@ def _shared_format_reason(rule: Rule, scheme: Scheme) -> str:
     return ""
 
 
-# TensorRT-LLM uses the larger of the first two, or the last if it is the only one.
+# TensorRT-LLM uses the larger of "k" and "v", or "kv" if it is the only one.
 KV_SCALES = ("k", "v", "kv")
 
 
 def weight_scale(weight: Rule) -> Rule:
-    """Return the rule of a weight's scale: one value, or one per expert."""
+    """Return the conversion rule for a weight's scale: one value, or one per expert."""
     target = f"{_module(weight)}.weights_scaling_factor"
     if weight.experts:
         return Rule(target, (SourceTensor("", (weight.experts, 1)),), weight.at)
@@ -146,19 +149,19 @@ def weight_scale(weight: Rule) -> Rule:
 
 
 def row_scales(weight: Rule) -> Rule:
-    """Return the rule of a weight's scales, one per row; its sources have the order of the weight's sources."""
+    """Return the conversion rule for a weight's row scales; its sources are in the order of the weight's sources."""
     sources = tuple(replace(source, name="", shape=source.shape[:1]) for source in weight.sources)
     target, split = f"{_module(weight)}.per_channel_scale", row_split(weight.split)
     return replace(weight, target=target, sources=sources, split=split, linear=None)
 
 
 def activation_scale(weight: Rule) -> Rule:
-    """Return the rule of the scale of a weight's input activations."""
+    """Return the conversion rule for the scale of a weight's input activations."""
     return _scalar(f"{_module(weight)}.activation_scaling_factor", weight)
 
 
 def cache_scale(qkv: Rule, kind: str) -> Rule:
-    """Return the rule of the KV cache scale of a projection, for keys ("k"), values ("v") or both ("kv")."""
+    """Return the conversion rule for a KV-cache scale: of keys ("k"), of values ("v") or of both ("kv")."""
     return _scalar(f"{qkv.block}.{kind}_cache_scaling_factor", qkv)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolve the model of a recipe to the directory to read: a local directory, a hub id, or pickles in either.
+"""Resolve the model of a recipe to a local directory: a given path, a hub snapshot, or converted pickles.
 
 Locating a model is cheap and free of side effects. Preparing it may download and unpickle files.
 """
@@ -44,7 +44,7 @@ def locate_source(source: ModelSource) -> Path:
 
 
 def is_hub_id(written: str) -> bool:
-    """Return whether a command line argument is a hub id: it has its syntax and is not the name of a local file."""
+    """Return whether a command line argument has the syntax of a hub id and is not the name of a local file."""
     is_there = os.path.exists(os.path.expanduser(written))
     return not is_there and not is_directory(written) and re.fullmatch(HUB_ID, written) is not None
 
@@ -57,7 +57,7 @@ class Commit(NamedTuple):
 
 
 def choose_commit(model: str) -> Commit:
-    """Return the newest commit of a hub model; offline, the one used last. Raises CheckpointError without one."""
+    """Return the newest commit of a hub model or, offline, the last used; raise CheckpointError if none is found."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE and (revision := _cached_commit(model)):
@@ -77,7 +77,7 @@ def _cached_commit(model: str) -> str | None:
 
 
 def find_source(asked: ModelSource) -> Source:
-    """Return a local model, or a preview of it from the hub."""
+    """Load a local model, or its preview from the hub if it is not downloaded."""
     try:
         return load_source(locate_source(asked))
     except NotPreparedError:
@@ -85,9 +85,10 @@ def find_source(asked: ModelSource) -> Source:
 
 
 def preview_source(asked: ModelSource) -> Source:
-    """Return the cached preview of a hub model that is not downloaded; raises CheckpointError as `make_preview` does.
+    """Return the preview of a hub model that is not downloaded, fetching it if it is not cached.
 
-    Raises NotPreparedError for pickles, which cannot be previewed.
+    Raises CheckpointError as `make_preview` does. Raises NotPreparedError for pickles, which cannot be previewed, and
+    if huggingface_hub is not installed.
     """
     if not asked.revision or asked.sha256:
         return load_source(locate_source(asked))
@@ -100,9 +101,9 @@ def preview_source(asked: ModelSource) -> Source:
 
 
 def prepare_source(source: ModelSource, on_progress: OnProgress) -> None:
-    """Make a model available to `locate_source`; `on_progress` receives the action, the bytes done and their total.
+    """Download and unpickle a model so that `locate_source` finds it; do nothing if all files are present.
 
-    Raises CheckpointError if that fails. Does nothing, and sends no request, if all files are present.
+    `on_progress` receives the action, the bytes done and their total. Raises CheckpointError if preparation fails.
     """
     if source.revision and not is_fetched(snapshot_dir(source.model, source.revision), source.sha256):
         action = f"download {source.model}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions: read Hugging Face's keys with their defaults, and write TensorRT-LLM's `rotary_scaling`.
+"""Rotary position embeddings: read Hugging Face's keys with their defaults, write TensorRT-LLM's `rotary_scaling`.
 
 Key locations, precedence and defaults follow transformers 5.23, src/transformers/modeling_rope_utils.py
 (RotaryEmbeddingConfigMixin).
@@ -19,7 +19,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 SCALING, PARAMETERS = "rope_scaling", "rope_parameters"  # the section's names in transformers 4 and 5
 ORIGINAL, SHARE, BASE = "original_max_position_embeddings", "partial_rotary_factor", "rope_theta"
 _HAVE_ORIGINAL = ("llama3", "yarn", "longrope")
-# The keys of each kind, in addition to the base and the share of a head.
+# The config keys of each kind, in addition to the base and the share of a head.
 _READ = {
     "default": (),
     "linear": ("factor",),
@@ -34,7 +34,7 @@ _READ = {
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions of a model: base and scaling of the frequencies, and the rotated share of a head."""
+    """Rotary embedding of a model: base and scaling of the frequencies, and the rotated share of a head."""
 
     base: float
     scaling: RopeScaling | None
@@ -48,10 +48,10 @@ def read_rotary(
     kinds: Sequence[str] = KINDS,
     aliases: Mapping[str, str] | None = None,
 ) -> Rotary:
-    """Return the rotary positions that transformers computes for a config.json.
+    """Return the rotary parameters that transformers derives from a config.json.
 
     transformers prefers `rope_scaling` to `rope_parameters` and completes the section with top-level keys; a top-level
-    original length overrides the section's. `base` is the default of the config class, `aliases` maps old names of
+    original length overrides the section's. `base` is the default of the config class, and `aliases` maps old names of
     kinds to current ones. Raises CheckpointError if two places have different values for a key, because engines differ
     in which one they use.
     """
@@ -72,7 +72,7 @@ def rotary_base(reader: ConfigReader, default: float = 10000.0) -> float:
 
 
 def check_share(reader: ConfigReader, share: float) -> None:
-    """Raise CheckpointError for partially rotated heads, which transformers ignores for most families."""
+    """Raise CheckpointError if `share` is not 1: transformers ignores partial rotation for most families."""
     if share != 1.0:
         message = f"{SHARE} is {share:g}, but models of this architecture rotate whole heads"
         hint = f"transformers ignores this key, other engines do not; remove {SHARE} to rotate whole heads"
@@ -121,7 +121,7 @@ def _named(kind: Any, aliases: Mapping[str, str]) -> Any:
 
 
 def _replaced(parameters: ConfigReader, aliases: Mapping[str, str]) -> list[tuple[str, Any, str]]:
-    """Return the values in a `rope_parameters` that `rope_scaling` overrides; its kind only if not "default"."""
+    """Return (key, value, place) of `rope_parameters` that `rope_scaling` overrides; a "default" kind is omitted."""
     values = {key: value for key, value in parameters.values.items() if value is not None}
     kind = _named(values.pop("rope_type", values.pop("type", "default")), aliases)
     values.pop("type", None)
@@ -132,7 +132,7 @@ def _replaced(parameters: ConfigReader, aliases: Mapping[str, str]) -> list[tupl
 def conflicting_values_error(
     reader: ConfigReader, key: str, one: tuple[Any, str], taken: tuple[Any, str]
 ) -> CheckpointError:
-    """Return the error for a key with two values, each with its place; transformers uses the second."""
+    """Return the error for a key with two (value, place) pairs, of which transformers uses `taken`."""
     message = f"{key} is {_short(one[0])} {one[1]} and {_short(taken[0])} {taken[1]}"
     hint = f"transformers uses the value {taken[1]}, other engines may not; write the same {key} in both places"
     return reader.refuse(message, hint)
@@ -144,7 +144,7 @@ def _short(value: Any) -> str:
 
 
 def depends_on_positions(reader: ConfigReader) -> bool:
-    """Return whether a config.json has a scaling that is computed from its max_position_embeddings."""
+    """Return whether the RoPE scaling of a config.json depends on max_position_embeddings."""
     sections = [section.values for key in (SCALING, PARAMETERS) if (section := reader.section(key))]
     kinds = {str(section.get("rope_type", section.get("type", "default"))) for section in sections}
     if kinds <= {"default", "linear"}:
@@ -155,7 +155,7 @@ def depends_on_positions(reader: ConfigReader) -> bool:
 
 
 def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeScaling | None:
-    """Return the scaling of `section`, or None for unscaled positions; raise CheckpointError if it is invalid."""
+    """Return the RoPE scaling of `section`, or None for unscaled positions; raise CheckpointError if it is invalid."""
     if section is None:
         return None
     kind = section.get("rope_type", str, section.values.get("type") or "default")
@@ -186,7 +186,7 @@ def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeS
 
 
 def _longrope(section: ConfigReader, original: int, max_positions: int) -> RopeScaling:
-    """Read LongRoPE (arXiv 2402.13753); a missing factor is computed from both lengths."""
+    """Read LongRoPE parameters (arXiv 2402.13753); the default factor is `max_positions / original`."""
     factor = _positive(section, "factor", max_positions / original)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     return RopeScaling(
@@ -207,7 +207,10 @@ def _factors(section: ConfigReader, key: str) -> tuple[float, ...]:
 
 
 def _yarn_attention_factor(section: ConfigReader, factor: float) -> float:
-    """Return the factor of sines and cosines: YaRN (arXiv 2309.00071) eq. 22, or the ratio of two as in DeepSeek."""
+    """Return the factor of sines and cosines: `attention_factor`, or by default YaRN's (arXiv 2309.00071, eq. 22).
+
+    With DeepSeek's keys `mscale` and `mscale_all_dim`, the default is the ratio of two such factors.
+    """
     if section.values.get("attention_factor") is not None:
         return _positive(section, "attention_factor")
 
@@ -227,7 +230,7 @@ def _positive(section: ConfigReader, key: str, default: float | None = None) -> 
 
 
 def render_rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
-    """Return the mapping for `rotary_scaling`, with `type` and `rope_type`, as TensorRT-LLM versions read either."""
+    """Return the `rotary_scaling` of a TensorRT-LLM config, or None for unscaled positions and LongRoPE."""
     if scaling is None or scaling.kind == "longrope":
         return None
     rendered: dict[str, Any] = {"rope_type": scaling.kind, "type": scaling.kind, "factor": scaling.factor}
@@ -248,13 +251,13 @@ def render_longrope(scaling: RopeScaling) -> dict[str, Any]:
         "original_max_position_embeddings": scaling.original_max_position,
         "longrope_scaling_short_factors": list(scaling.short_factors),
         "longrope_scaling_long_factors": list(scaling.long_factors),
-        # TensorRT-LLM itself computes it from the two lengths
+        # TensorRT-LLM computes this factor itself from the two lengths
         "longrope_attention_factor": scaling.attention_factor,
     }
 
 
 def read_stored_scaling(document: ConfigReader, max_positions: int) -> RopeScaling | None:
-    """Return the scaling in the config.json of a converted checkpoint."""
+    """Return the RoPE scaling in the config.json of a converted checkpoint, or None."""
     if "longrope_scaling_short_factors" not in document.values:
         return read_rope_scaling(document.section("rotary_scaling"), max_positions)
     names = {

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of model families: rules that map source tensors to target tensors, a check of their completeness from
-headers alone, and the lookup of a checkpoint's family.
+"""Interface of model families: conversion rules, their check against a source, and the lookup of a source's family.
 
-A family lists rules. `match` checks them against a source: every source tensor is used once or skipped explicitly,
-every target tensor is produced once, and every shape agrees with config.json.
+A family lists rules. `match` checks them against a source, from headers alone: every source tensor is used once or
+skipped explicitly, every target tensor is produced once, and every shape agrees with config.json.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ class Stage(Enum):
 
 
 class Split(Enum):
-    """How the ranks of a stage divide a target.
+    """Division of a target tensor over the ranks of a stage.
 
-    Layers divided by columns add their bias after the sum over ranks, so the bias is not divided, nor are norms and
-    routers.
+    Layers divided by columns add their bias after the sum over ranks, so the bias is not divided. Norms and routers are
+    not divided either.
     """
 
     WHOLE = "whole"
@@ -48,16 +47,16 @@ class Split(Enum):
 
 
 def row_split(split: Split) -> Split:
-    """Return the split of per-row values (a bias, scales) of a matrix with this split."""
+    """Return the split of per-row values, such as a bias or scales, of a matrix that is divided by `split`."""
     return Split.WHOLE if split is Split.COLUMNS else split
 
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """The modules that must be quantized together with a linear layer.
+    """Constraints on the quantization of a linear layer.
 
-    `norm` is the norm of its block's input, in the same model layer; with per-row FP8 scales, engines replace both
-    together. `fused` is the target that engines fuse with this one into one matrix.
+    `norm` is the norm of the block's input, in the same model layer; with per-row FP8 scales, engines replace both
+    together. `fused` is the target tensor that engines fuse with this one into one matrix.
     """
 
     norm: str = ""
@@ -66,7 +65,7 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A source tensor, or a range of its rows, from which a target is made.
+    """A source tensor, or a range of its rows, from which a target tensor is made.
 
     `heads` is the number of attention heads in its rows; a head is never divided. The tensor is padded with rows of
     zeros to `least_rows`. For a range, `first_row` is its first row and `stored_rows` the number of rows of the stored
@@ -91,13 +90,13 @@ class SourceTensor:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one target tensor is made: `sources` are concatenated by rows.
+    """The composition of one target tensor: `sources` are concatenated by rows.
 
     The target of a layer is named without its prefix ("attention.qkv.weight") and `at` is the layer's number in the
     whole model; any other target has its full name and `at` is its stage. `linear` marks the weight of a linear layer,
-    which may be FP8. With `experts`, the sources of the first expert come first, then those of the second and so on,
-    and the target has a leading dimension of that size. With `copy`, other rules may use the same sources. `plus` is
-    added to each value, in float32. `dtype` overrides the model's dtype; integers are copied unchanged.
+    which may be FP8. With `experts`, the sources are listed expert by expert, and the target has a leading dimension of
+    that size. With `copy`, other rules may use the same sources. `plus` is added to each value, in float32. `dtype`
+    overrides the model's dtype; integers are copied unchanged.
     """
 
     target: str
@@ -112,17 +111,17 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """Return the target's full name in an unsharded checkpoint."""
+        """Return the target tensor's full name in an unsharded checkpoint."""
         return self.target if isinstance(self.at, Stage) else layer_tensor(self.at, self.target)
 
     @property
     def module(self) -> str:
-        """Return the name of the module that holds the target; patterns are matched against it."""
+        """Return the name of the module that contains the target tensor; quantization patterns match this name."""
         return self.name.rpartition(".")[0]
 
     @property
     def block(self) -> str:
-        """Return the block of the layer that contains the module, e.g. "attention"."""
+        """Return the block of the layer that contains the target tensor, e.g. "attention"."""
         return self.target.partition(".")[0]
 
 
@@ -136,7 +135,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class Quantized:
-    """The FP8 tensors of a source: its `weights`, and the allowed shapes of each scale in `scales`."""
+    """The FP8 tensors of a source: the names of its weights, and the allowed shapes of each scale by name."""
 
     weights: frozenset[str]
     scales: dict[str, tuple[tuple[int, ...], ...]]
@@ -144,7 +143,7 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Matched:
-    """The source tensors of each rule, by the rule's full name, and the skipped tensors with the reason."""
+    """The source tensors of each rule, by the rule's full name, and the skipped tensors with the reasons."""
 
     sources: dict[str, tuple[TensorInfo, ...]]
     skipped: dict[str, str]
@@ -195,7 +194,7 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
 
 
 def find_parts(rules: list[Rule], source: Source) -> dict[str, tuple[TensorInfo, ...]]:
-    """Return the source tensors of each rule that has any, by the rule's full name; raise KeyError if one is absent."""
+    """Return the source tensors of each rule by the rule's full name; rules with unnamed sources are omitted."""
     return {
         rule.name: tuple(select_rows(tensor, source.tensors[tensor.name]) for tensor in rule.sources)
         for rule in rules
@@ -204,7 +203,10 @@ def find_parts(rules: list[Rule], source: Source) -> dict[str, tuple[TensorInfo,
 
 
 def select_rows(wanted: SourceTensor, stored: TensorInfo) -> TensorInfo:
-    """Return the rows of `stored` that belong to `wanted`; `stored` is its tensor or has one value per row."""
+    """Return the rows of `stored` that `wanted` selects.
+
+    `stored` is the tensor named by `wanted`, or a tensor with one value for each of its rows.
+    """
     if not wanted.stored_rows:
         return stored
     rows, nbytes = wanted.shape[0], stored.nbytes // wanted.stored_rows
@@ -245,7 +247,7 @@ UNUSED_HINT = (
 
 
 def _hint(wanted: SourceTensor, rule: Rule, tensors: dict[str, TensorInfo]) -> str:
-    """Return the remedy for a tensor that is missing or has another shape or dtype."""
+    """Return a hint for a tensor that is missing or has an unexpected shape or dtype."""
     tensor = tensors.get(wanted.name)
     if tensor is None:
         if rule.split is Split.VOCABULARY:
@@ -280,12 +282,11 @@ PACKAGE, ATTRIBUTE = "trtspec.families", "FAMILY"
 
 @dataclass(frozen=True)
 class Family:
-    """One model family. Modules of `trtspec.families` define it as `FAMILY`; installed packages register it as an entry
-    point.
+    """A model family, defined as `FAMILY` in a module of `trtspec.families` or registered as an entry point.
 
     `architectures` are the supported names in config.json. `read` maps config.json (with the requested dtype, or
-    "auto") to the neutral description. `rules` lists every tensor of the converted checkpoint, and `skips` the source
-    tensors that are not converted.
+    "auto") to a ModelConfig. `rules` lists every tensor of the converted checkpoint, and `skips` the source tensors
+    that are not converted.
     """
 
     architectures: tuple[str, ...]
@@ -300,7 +301,7 @@ def family_version(name: str) -> str:
 
 
 def find_family(source: Source) -> tuple[str, Family]:
-    """Return (name, family) of a source; raise UnsupportedArchitecture with the supported names otherwise."""
+    """Return (name, family) of a source; raise UnsupportedArchitecture, with the supported names, if none matches."""
     reader = source.reader
     names = source.config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):

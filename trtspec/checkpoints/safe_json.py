@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Safe access to untrusted files: open them only inside their directory, and parse them only within bounds.
+"""Safe access to untrusted files: open them only inside their directory, and parse them within limits.
 
-The number of bytes read, the number of values parsed and the nesting depth are checked before any object is built.
+The number of bytes read, the number of values parsed and the nesting depth are checked before any object is returned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_SHOWN = 200
 
 
 def inside(root: Path, name: str) -> Path:
-    """Return the path of the file `name` in `root`; raise CheckpointError if it is a link to a place outside.
+    """Return the path of the file `name` in `root`; raise CheckpointError for a link to a place outside.
 
     Links in a hub cache's snapshot, CACHE/REPOSITORY/snapshots/COMMIT, may point to the repository's blobs and to the
     blobs shared by the cache's repositories.
@@ -43,10 +43,10 @@ def inside(root: Path, name: str) -> Path:
 
 
 def parse_object(raw: bytes, max_values: int) -> dict[str, Any]:
-    """Return the JSON object in `raw`, of at most `max_values` values; each list, mapping and comma counts as one.
+    """Parse the JSON object in `raw`, of at most `max_values` values; raise ValueError with the reason.
 
-    Stricter than Python's parser, which is laxer than JSON: keys are unique, numbers are finite and text is encodable.
-    Raises ValueError with the reason.
+    Each list, mapping and comma counts as one value. The parser is stricter than Python's: keys are unique, numbers are
+    finite, and text can be encoded as UTF-8.
     """
     in_memory = len(raw) * (1 if raw.isascii() else 4)  # Python may take four bytes for every character
     if in_memory > MAX_TEXT_BYTES:
@@ -78,7 +78,7 @@ def _check_is_text(value: Any) -> None:
 
 
 def repr_short(text: str) -> str:
-    """Return `text` quoted and escaped for a message, and cut if it is long."""
+    """Return `text` quoted and escaped for a message, truncated if it is long."""
     return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
 
 

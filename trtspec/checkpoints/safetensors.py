@@ -23,7 +23,7 @@ from trtspec.core.files import describe_read_error, open_regular
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
               "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}  # fmt: skip
 MAX_HEADER_BYTES = 16 << 20
-MAX_HEADER_VALUES = 600_000  # eight per matrix
+MAX_HEADER_VALUES = 600_000  # eight values per matrix
 MAX_NAME = 512
 PIECE_ITEMS = 1 << 19
 MAX_RANK = 8
@@ -36,7 +36,7 @@ UNREADABLE = "name a checkpoint with readable files"
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a file: `nbytes` bytes from `offset` on."""
+    """A tensor in a file: `nbytes` bytes from the file offset `offset`."""
 
     name: str
     dtype: str
@@ -54,7 +54,7 @@ def bytes_by_dtype(tensors: Iterable[TensorInfo]) -> dict[str, int]:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Return the tensors of a safetensors file, in file order.
+    """Return the tensors of a safetensors file by name, in file order.
 
     Raises CheckpointError if the file is not a regular file or is truncated, has overlapping, missing or surplus bytes,
     names a tensor twice, or has a header larger than MAX_HEADER_BYTES or with more than MAX_HEADER_VALUES values.
@@ -173,7 +173,7 @@ def read_tensor(tensor: TensorInfo) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The layout of a safetensors file before it is written: its header, and the offset of each tensor in the file."""
+    """Layout of a safetensors file to be written: its header, each tensor's offset in the file, and its size."""
 
     header: bytes
     offsets: dict[str, int]
@@ -181,7 +181,7 @@ class FileLayout:
 
 
 def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> FileLayout:
-    """Return the layout of a file with the tensors (name, dtype, shape), in this order."""
+    """Return the layout of a file with the given (name, dtype, shape) tensors, in this order."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, dtype, shape in tensors:

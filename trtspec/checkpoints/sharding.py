@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Division of a checkpoint over ranks: the pipeline stage of each layer, and the part of a tensor that each rank gets.
+"""Division of a checkpoint over ranks: the pipeline stage of each layer, and each rank's shard of a tensor.
 
-The rules are TensorRT-LLM's (tensorrt_llm/mapping.py, layers/linear.py, layers/embedding.py): column-parallel weights
-are divided by rows, row-parallel ones by columns, and their biases are stored whole on every rank. q, k and v are
-divided separately and then concatenated. A key head that several ranks need is stored on each of them, and a vocabulary
-is padded to a multiple of the ranks.
+The rules are TensorRT-LLM's (tensorrt_llm/mapping.py, layers/linear.py, layers/embedding.py). Column-parallel weights
+are divided by rows. Row-parallel weights are divided by columns, and their biases are stored whole on every rank. q, k
+and v are divided separately and then concatenated. A key head that several ranks need is stored on each of them, and a
+vocabulary is padded to a multiple of the ranks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MOST_RANKS = 512  # each rank is an open file
 
 @dataclass(frozen=True)
 class ParallelMapping:
-    """The ranks of a model: rank = stage * tensor + position in the stage.
+    """Tensor and pipeline parallelism of a model: rank = stage * tensor + position in the stage.
 
-    With `embedding`, the rows of the embedding are divided over a stage's ranks too (`use_parallel_embedding`).
+    With `embedding`, the rows of the embedding are also divided over a stage's ranks (`use_parallel_embedding`).
     """
 
     tensor: int = 1
@@ -52,7 +52,7 @@ class ParallelMapping:
 
 
 def mapping_problems(config: ModelConfig, mapping: ParallelMapping) -> list[str]:
-    """Return messages for each reason why a model cannot be divided by `mapping`."""
+    """Return a message for each reason why a model cannot be divided by `mapping`."""
     tensor, problems = mapping.tensor, []
     for count, what in ((config.num_heads, "attention heads"), (config.intermediate_size, "MLP columns")):
         if count % tensor:
@@ -67,21 +67,21 @@ def mapping_problems(config: ModelConfig, mapping: ParallelMapping) -> list[str]
 
 
 def valid_sizes_hint(config: ModelConfig, mapping: ParallelMapping) -> str:
-    """Return a message with the supported tensor and pipeline sizes of a model."""
+    """Return a hint that lists the supported tensor and pipeline sizes of a model."""
     powers = (1 << power for power in range(MOST_RANKS.bit_length()))
     fit = [str(each) for each in powers if not mapping_problems(config, replace(mapping, tensor=each, pipeline=1))]
     return f"tensor can be {', '.join(fit)}; pipeline at most {config.num_layers}"
 
 
 def resolve_split(rule: Rule, mapping: ParallelMapping) -> Split:
-    """Return how a mapping divides a rule's target; it may leave embeddings whole."""
+    """Return the division of a rule's target tensor, resolving EMBEDDING to VOCABULARY or WHOLE."""
     if rule.split is Split.EMBEDDING:
         return Split.VOCABULARY if mapping.embedding else Split.WHOLE
     return rule.split
 
 
 def row_split_problems(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
-    """Return a message per target that cannot be divided by rows, for rules that `mapping_problems` does not cover."""
+    """Return a message for each target tensor that cannot be divided by rows; complements `mapping_problems`."""
     problems = []
     for rule in rules:
         for source in rule.sources if rule.split is Split.ROWS else ():
@@ -93,7 +93,7 @@ def row_split_problems(rules: Iterable[Rule], mapping: ParallelMapping) -> list[
 
 @dataclass(frozen=True)
 class ShardRegion:
-    """The destination of a rectangle of a source tensor: its rows and columns, and its first row in the rank's file."""
+    """A rectangle of a source tensor that a rank stores, starting at row `at_row` of the rank's target tensor."""
 
     rank: int
     rows: range
@@ -103,7 +103,7 @@ class ShardRegion:
 
 @dataclass(frozen=True)
 class ShardedTarget:
-    """One target on the ranks that hold it: name and shape on each rank, and the places of each source tensor."""
+    """A target tensor on the ranks that store it: name and shape per rank, and the regions of each source tensor."""
 
     name: str
     ranks: range
@@ -129,7 +129,7 @@ def shard(rule: Rule, mapping: ParallelMapping, num_layers: int) -> ShardedTarge
 
 
 def _rectangle(source: SourceTensor, split: Split, position: int, tensor: int) -> tuple[range, range, int]:
-    """Return a rank's rows and columns of a source tensor, and the number of rows they take in the rank's target."""
+    """Return a rank's rows and columns of a source tensor, and the number of target rows they occupy."""
     rows, columns = source.shape[0], prod(source.shape[1:])
     if split is Split.ROWS:
         rank_rows = _head_rows(source, position, tensor) if source.heads else _share(rows, position, tensor)
@@ -153,7 +153,7 @@ def _head_rows(source: SourceTensor, position: int, tensor: int) -> range:
 
 
 def distinct_regions(sharded: ShardedTarget) -> Iterator[tuple[int, ShardRegion]]:
-    """Yield (source number, place) so that every element of every source tensor is covered exactly once."""
+    """Yield (source number, region) so that every element of every source tensor is covered exactly once."""
     for number, places in enumerate(sharded.places):
         seen = set()
         for place in places:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face checkpoint in a directory: config, tensor headers and tokenizer files. Loads no weights."""
+"""A Hugging Face checkpoint directory: config, tensor headers and tokenizer files, without the weights."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 class NotPreparedError(CheckpointError):
-    """A source is not available locally; `trtspec build` downloads or converts it."""
+    """Raised for a source that is not available locally, but that `trtspec build` downloads or converts."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One checkpoint directory; `tensors` maps names to headers over all shards.
+    """A checkpoint directory; `tensors` maps names to headers over all shards.
 
-    `quantization` is the content of ModelOpt's hf_quant_config.json, or empty. `absent` names the weight files that are
-    not available locally, if the source is a preview.
+    `quantization` is the content of ModelOpt's hf_quant_config.json, or empty. In a preview of a hub model, `absent`
+    has the files that are not available locally.
     """
 
     root: Path
@@ -58,7 +58,7 @@ class Source:
 
     @cached_property
     def ignored_files(self) -> list[str]:
-        """Return the names of other *.safetensors files, which transformers does not read either."""
+        """Return the names of the *.safetensors files that are not part of the checkpoint, as in transformers."""
         used = {path.name for path in self.weight_files}
         return sorted(
             path.name for path in islice(self.root.glob("*.safetensors"), MAX_SHARDS) if path.name not in used
@@ -75,7 +75,7 @@ class Source:
 
     @property
     def files(self) -> list[Path]:
-        """Return every file that affects what is built from this source."""
+        """Return every file that affects builds from this source."""
         return [*self.documents, *self.tokenizer_files, *self.weight_files]
 
     @property
@@ -88,7 +88,7 @@ class Source:
 
     @property
     def main_dtype(self) -> str:
-        """Return the dtype of most of the tensors' bytes, e.g. "F32"."""
+        """Return the dtype of most of the tensors' bytes, e.g. "F32"; "" without tensors."""
         counted = bytes_by_dtype(self.tensors.values())
         return max(counted, key=lambda dtype: counted[dtype], default="")
 
@@ -100,7 +100,7 @@ class Source:
 def locate_model(model: str, revision: str | None) -> Path:
     """Return the directory of a recipe's `model`: the local path, or the hub cache's snapshot of the commit.
 
-    Raises CheckpointError if the directory is missing, NotPreparedError if the snapshot is not downloaded.
+    Raises CheckpointError if the directory is missing, and NotPreparedError if the snapshot is not downloaded.
     """
     if not revision:
         root = Path(model)
@@ -126,7 +126,7 @@ def snapshot_dir(model: str, revision: str) -> Path:
 
 
 def load_source(root: Path) -> Source:
-    """Read config.json and all tensor headers in `root`.
+    """Load config.json and all tensor headers in `root`.
 
     Raises CheckpointError for files that are missing, unreadable, inconsistent, or links to places outside `root`.
     """
@@ -146,7 +146,7 @@ def load_source(root: Path) -> Source:
 
 
 def load_documents(root: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the contents of config.json and of hf_quant_config.json, {} if the latter does not exist."""
+    """Return the contents of config.json and of hf_quant_config.json; {} for a missing hf_quant_config.json."""
     config, path = read_json(inside(root, "config.json"), MAX_CONFIG_BYTES), inside(root, QUANTIZATION)
     return config, read_json(path, MAX_CONFIG_BYTES) if path.exists() else {}
 
@@ -159,7 +159,7 @@ def _pickle_hint(path: Path) -> str:
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Return the file of each tensor according to an index; raise CheckpointError if it is invalid."""
+    """Return the shard's file name for each tensor of an index; raise CheckpointError if the index is invalid."""
     weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError("its weight_map does not map tensor names to files", where=str(index), hint=DAMAGED)
@@ -179,7 +179,7 @@ def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
 
 
 def read_document(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """Return the JSON object in `path`, or {} if there is no such file; raise CheckpointError as `read_json` does."""
+    """Return the JSON object in `path`, or {} if the file is missing; raise CheckpointError as `read_json` does."""
     return read_json(path, max_bytes) if path.is_file() else {}
 
 

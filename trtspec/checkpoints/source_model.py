@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source model with all facts from its headers and documents, read once."""
+"""A source model with everything derived from its headers and documents, read once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = (
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A complete source: its config, the rules of its tensors, and its quantization if any.
+    """A supported model: its source, family, config, tensor rules, and quantization if any.
 
     `family_version` is the version of the package that provides the family, "" for a built-in one. `padded_to` is the
     size to which its vocabulary is padded or cut, 0 if unchanged.
@@ -42,7 +42,7 @@ class SourceModel:
     ties: Ties = UNTIED
 
     def problems(self, wanted: Scheme, mapping: ParallelMapping) -> list[tuple[str, str]]:
-        """Return the reasons why the model cannot be stored as wanted, as (key below `quantization`, message)."""
+        """Return why the model cannot be converted to `wanted`, as (key below `quantization`, message) pairs."""
         if self.prequantized:
             found = self.prequantized.problems(wanted, self.config, self.rules)
         else:
@@ -52,7 +52,10 @@ class SourceModel:
         return found
 
     def diagnose(self, wanted: Scheme, mapping: ParallelMapping, *, converts: bool) -> list[Diagnostic]:
-        """Return diagnostics about storing and dividing the model; paths are relative to the model's."""
+        """Return diagnostics about quantizing and dividing the model; their paths are relative to the recipe's model.
+
+        With `converts`, the backend converts the model; otherwise the engine reads the checkpoint itself.
+        """
         hint = valid_sizes_hint(self.config, mapping)
         found = [Diagnostic("parallel", "parallel", each, hint) for each in mapping_problems(self.config, mapping)]
         found += self.ties.diagnose(converts=converts)
@@ -62,7 +65,7 @@ class SourceModel:
         return found
 
     def check(self, wanted: Scheme, mapping: ParallelMapping) -> None:
-        """Raise CheckpointError if the model cannot be stored or divided as requested."""
+        """Raise CheckpointError if the model cannot be quantized or divided as requested."""
         self.scheme(wanted)  # raises a more detailed error for a quantized source
         problems = mapping_problems(self.config, mapping) + [text for _, text in self.problems(wanted, mapping)]
         if problems:
@@ -78,7 +81,7 @@ class SourceModel:
         return resolve_scheme(self.prequantized, wanted, self.config, self.rules)
 
     def format(self, wanted: Scheme) -> QuantFormat:
-        """Return the format of `scheme`; unquantized if `scheme` raises."""
+        """Return the storage format of the converted model; unquantized if `scheme` raises."""
         try:
             scheme = self.scheme(wanted)
         except CheckpointError:  # reported by a separate diagnostic
@@ -87,10 +90,10 @@ class SourceModel:
 
 
 def with_vocab_size(model: SourceModel, vocab_size: int) -> SourceModel:
-    """Return a model with `vocab_size` entries: rows of zeros are added to embedding and LM head, or rows are removed.
+    """Return a model with `vocab_size` entries, adding rows of zeros to embedding and LM head, or removing rows.
 
     Models with the same tokenizer are published with different numbers of unused rows (Qwen2.5: 151,936 up to 3B,
-    152,064 from 7B on), and engines require equal ones in a pair (NVIDIA/TensorRT-LLM issue 2789).
+    152,064 from 7B on), and engines require the same number for target and draft (NVIDIA/TensorRT-LLM issue 2789).
     """
     fitted = [
         replace(rule, sources=tuple(_with_rows(source, vocab_size) for source in rule.sources))
@@ -145,10 +148,10 @@ def read_model(source: Source, dtype: str) -> SourceModel:
 
 
 def _with_stored_names(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) -> Rule:
-    """Return a rule with the names that its tensors have in a source.
+    """Return a rule with the tensor names that a source uses.
 
-    Like transformers, accept a base model's names without the model's own prefix, and an LM head with the prefix.
-    `renamed` is a tensor that is not stored and the tensor it is tied to.
+    As in transformers, a base model's names may lack the prefix "model.", and an LM head may have it. `renamed` is
+    (name of a tensor that is not stored, name of the tensor it is tied to).
     """
     prefix = "model."
 
@@ -168,5 +171,5 @@ def _with_stored_names(rule: Rule, source: Source, renamed: tuple[str, str] | No
 
 
 def load_model(root: Path, dtype: str) -> SourceModel:
-    """Read the source at `root`; raise CheckpointError like `read_model`."""
+    """Load and read the model in `root`; raise CheckpointError as `read_model` does."""
     return read_model(load_source(root), dtype)

@@ -5,9 +5,9 @@ All output files are laid out first. A task reads its source tensors once, or tw
 writes each chunk to all ranks that need it. Memory is a few chunks per thread, whatever the model's size. The caller
 defines the tasks and their `Encoding`, which maps chunks of rows to encoded rows.
 
-A journal records the tasks whose bytes are on the disk; a second run with the same tasks and directory continues with
-the others. The output does not depend on threads or interruptions: each byte has one position and one writer. Threads
-write and hash independently (direct_io.py).
+A journal records the tasks whose bytes are on the disk. A second run with the same tasks and directory continues with
+the remaining tasks. The output does not depend on threads or interruptions: each byte has one position and one writer.
+Threads write and hash independently (direct_io.py).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ COMMIT_EVERY_S = 0.5
 
 
 class ConversionJournal:
-    """The names of finished tasks, one per line; without a path nothing is stored.
+    """Journal of finished tasks, one name per line; without a path nothing is stored.
 
-    The first line has the format and `stamp`, which identifies the sources; a journal with another one is discarded. A
-    name is written only after the task's bytes are on the disk. A thread syncs twice a second for all tasks that
-    finished since the last sync, and continuously if a sync takes longer. A power failure costs about a second of work
-    and never corrupts the output. After a disk error nothing more is recorded, and `finish` and the exit raise it,
-    because operating systems report a write error only once.
+    The first line has the format and `stamp`, which identifies the sources; a journal with another first line is
+    discarded. A name is written only after the task's bytes are on the disk. A thread syncs twice a second for all
+    tasks that finished since the last sync, and continuously if a sync takes longer. A power failure costs about a
+    second of work and never corrupts the output. After a disk error nothing more is recorded, because operating systems
+    report a write error only once; `finish` and the exit raise that error.
     """
 
     def __init__(self, path: Path | None, files: Sequence[int], stamp: str = "") -> None:
@@ -99,7 +99,7 @@ class ConversionJournal:
 
 
 def _tasks_done(path: Path, stamp: str) -> frozenset[str]:
-    """Return the finished tasks of a journal, and remove an incomplete last line."""
+    """Return the finished tasks of a journal and remove its incomplete last line; reset it if the stamp differs."""
     head = f"{JOURNAL} {stamp}"
     whole, newline, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
     first, *names = whole.decode(errors="replace").split("\n")
@@ -121,9 +121,10 @@ Rows = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Destination:
-    """The destination of a rectangle of a source tensor: `offset` is the position of its first row in the rank's file.
+    """Position of a rectangle of a source tensor in a rank's file.
 
-    Rows there are `width` items wide, and the rectangle fills them.
+    `offset` is the byte offset of the rectangle's first row. Rows in the file are `width` items wide, and the rectangle
+    fills them.
     """
 
     rank: int
@@ -150,12 +151,12 @@ class Transfer:
 
 class Encoding(Protocol):
     def run(self, worker: TransferWorker) -> None:
-        """Read, encode and write everything through `worker`."""
+        """Read the source tensors, encode them and write the output through `worker`."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The unit of progress in the journal; `nbytes` is its number of source bytes."""
+    """Unit of work and of progress in the journal; `nbytes` is the number of source bytes it reads."""
 
     name: str
     encoding: Encoding
@@ -164,7 +165,7 @@ class Task:
 
 @dataclass
 class ConversionIssues:
-    """Invalid values found in source tensors, one line per tensor; thread-safe."""
+    """Invalid values found in source tensors, one line per tensor; safe for use by several threads."""
 
     allow_nonfinite: bool = False
     lines: dict[str, tuple[str, str | None]] = field(default_factory=dict)
@@ -177,7 +178,7 @@ class ConversionIssues:
         return len(self.lines)
 
     def raise_if_any(self) -> None:
-        """Raise one CheckpointError with all flaws, sorted by name."""
+        """Raise one CheckpointError that lists all issues by tensor name, if there are any."""
         if self.lines:
             shown = sorted(self.lines)[:SHOWN_FLAWS]
             more = f"\n  ... and {len(self.lines) - len(shown)} more" if len(self.lines) > len(shown) else ""
@@ -188,7 +189,7 @@ class ConversionIssues:
 
 
 class TransferWorker:
-    """State of one thread: a read buffer, the output, the flaws and the progress."""
+    """State of one conversion thread: its read buffer, output, issues and progress callback."""
 
     def __init__(self, output: RankWriter, flaws: ConversionIssues, on_bytes: Callable[[int], None]) -> None:
         self.flaws = flaws
@@ -196,7 +197,7 @@ class TransferWorker:
         self._buffer = bytearray(CHUNK_BYTES)
 
     def run(self, task: Task) -> bool:
-        """Run a task until its bytes are in the files; return False if it added a flaw."""
+        """Run a task and flush its output; return False if the task recorded an issue."""
         before = self.flaws.count
         task.encoding.run(self)
         self._output.flush()
@@ -206,7 +207,7 @@ class TransferWorker:
         """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a reused buffer.
 
         A one-dimensional tensor has columns of one item. Only the `last` pass over a tensor counts as progress; its
-        pages are dropped afterwards.
+        pages are dropped from the page cache afterwards. Raises CheckpointError for rows larger than MOST_ROW_BYTES.
         """
         item = ITEM_BYTES[source.dtype]
         rows, columns = _matrix(source.shape)
@@ -227,7 +228,7 @@ class TransferWorker:
                 yield begin, np.frombuffer(view, BITS[item]).reshape(end - begin, columns)
                 if last:
                     self._on_bytes(len(view))
-            if last:  # reuses the pages: allocating new ones took half of the time
+            if last:  # the kernel reuses the pages: allocating new ones took half of the time
                 os.posix_fadvise(file.fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
 
     def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
@@ -240,7 +241,7 @@ class TransferWorker:
                 self.put(place.rank, offset, np.ascontiguousarray(part))
 
     def put(self, rank: int, offset: int, values: Rows) -> None:
-        """Write an array's bytes at `offset` of a rank's file."""
+        """Write an array's bytes at the byte offset `offset` of a rank's file."""
         self._output.put(rank, offset, memoryview(values.data).cast("B"))
 
 
@@ -259,10 +260,10 @@ def _read_exactly(descriptor: int, view: memoryview, source: TensorInfo, positio
 
 
 class TaskQueue:
-    """Tasks for several threads: each begins with its own part of the sequence, of about equally many bytes.
+    """Queue that assigns each thread a part of the task sequence, with about the same number of bytes.
 
-    A thread that has finished its part takes half of the largest rest. Tasks in the order of their output are therefore
-    written, and hashed, mostly in sequence.
+    A thread that has finished its part takes half of the longest remaining part. If the tasks are in output order, they
+    are therefore written, and hashed, mostly in sequence.
     """
 
     def __init__(self, tasks: Sequence[Task], threads: int) -> None:
@@ -273,7 +274,7 @@ class TaskQueue:
             done += task.nbytes
 
     def take(self, thread: int) -> Task | None:
-        """Return the next task of a thread, None once all are taken."""
+        """Return a thread's next task, or None once all tasks are taken."""
         with self._lock:
             if not self._parts[thread]:
                 longest = max(self._parts, key=lambda part: sum(task.nbytes for task in part))
@@ -282,7 +283,7 @@ class TaskQueue:
             return self._parts[thread].pop(0) if self._parts[thread] else None
 
     def clear(self) -> None:
-        """Take all tasks away."""
+        """Discard all remaining tasks."""
         with self._lock:
             for part in self._parts:
                 part.clear()
@@ -299,14 +300,15 @@ def run_tasks(
     stamp: str = "",
     threads: int | None = None,
 ) -> dict[str, Segments]:
-    """Fill `out`/rank{r}.safetensors, continuing an earlier run with the same tasks and `journal`.
+    """Write `out`/rank{r}.safetensors, continuing an earlier run with the same tasks and `journal`.
 
     Returns the segments of each file, by file name. Files are hashed mostly while they are written if the tasks are in
-    the order of their output; any other order gives the same result.
+    output order; any other order gives the same result.
 
     Without a journal, or with a different `stamp` of the sources, nothing is resumed. `on_bytes` receives the source
-    bytes since the last call, from one thread at a time, and at first those of tasks finished in an earlier run. Raises
-    CheckpointError if source values cannot be converted; the files are complete only if it returns.
+    bytes since the last call, from one thread at a time; its first call has the bytes of tasks finished in an earlier
+    run. Raises CheckpointError if source values cannot be converted. The files are complete only if the function
+    returns.
     """
     lock = threading.Lock()
 
@@ -329,7 +331,7 @@ def run_tasks(
             worker = TransferWorker(output.writer(threads), flaws, advance)
             try:
                 while task := queue.take(thread):
-                    if worker.run(task):  # else it must run again, to report its flaws again
+                    if worker.run(task):  # a task with flaws is not finished, so that the next run reports them again
                         notes.finish(task.name)
             except BaseException:
                 queue.clear()

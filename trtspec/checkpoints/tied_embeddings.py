@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose config.json ties the LM head to the embedding although both are stored, and the comparison of two stored
-tensors by value, across dtypes and files, in bounded memory.
+"""LM heads that config.json ties to the embedding although both are stored, and the comparison of stored tensors.
 
 transformers 5.23 ties the two only if they are equal, and warns otherwise (modeling_utils.py, tie_weights). Engines
-that load such a checkpoint themselves follow config.json and ignore the stored head.
+that load such a checkpoint themselves follow config.json and ignore the stored head. Tensors are compared by value,
+across dtypes and files, in bounded memory.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ FIX = (
 
 @dataclass(frozen=True)
 class Ties:
-    """The stored tensors of an embedding and a head that config.json ties.
+    """Names of an embedding and an LM head that config.json ties, and the result of comparing them.
 
-    `differ` if both are stored with different values; `are_unread` if the values are not available for comparison.
-    `only_head` is (embedding name, head name) if only the head is stored.
+    `differ` is set if both are stored with different values, and `are_unread` if the values are not available for
+    comparison. `only_head` is (embedding name, head name) if only the head is stored.
     """
 
     embedding: str = ""
@@ -85,7 +85,7 @@ class Ties:
         )
 
     def diagnose(self, *, converts: bool) -> Iterator[Diagnostic]:
-        """Yield an error if the engine reads the checkpoint itself, or a warning if it is converted."""
+        """Yield a diagnostic if the two differ: a warning if the checkpoint is converted, else an error."""
         if not self.differ:
             return
         hint = FIX.format(head=self.head)
@@ -100,7 +100,7 @@ UNTIED = Ties()
 
 
 def compare_ties(source: Source, embedding: str, head: str) -> Ties:
-    """Compare two tensors that config.json ties; stop reading at the first difference."""
+    """Compare an embedding and an LM head, given by their tensor names, that config.json ties."""
     stored, own = (source.tensors.get(name) for name in (embedding, head))
     if own is None:
         return UNTIED
@@ -112,7 +112,10 @@ def compare_ties(source: Source, embedding: str, head: str) -> Ties:
 
 
 def find_ties(source: Source, text: ConfigReader) -> Ties:
-    """Return the ties of a model without a family; `text` is the section of config.json for its text model."""
+    """Compare the embedding and the LM head of a model of unknown family, if config.json ties them.
+
+    `text` is the text model's section of config.json.
+    """
     if text.values.get("tie_word_embeddings", source.config.get("tie_word_embeddings")) is not True:
         return UNTIED
     found = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer of a checkpoint, its trial in a child process, and incremental decoding without incomplete characters.
+"""The tokenizer of a checkpoint: trial in a child process, encoding, and incremental decoding to whole characters.
 
 Reads tokenizer.json with the `tokenizers` library, which transformers uses internally; importing it takes a hundredth
 of the time. The library panics on some files, aborts the process on others, and allocates gigabytes for one large id,
@@ -31,7 +31,7 @@ from trtspec.core.sandbox import REFUSED, SandboxError, SandboxLimits, run_in_ch
 
 
 class RenderedText(str):
-    """A chat rendered by a template, which includes the special tokens: encoding adds none.
+    """A chat rendered by a template, including special tokens, so encoding adds none.
 
     JSON does not preserve the type, so senders must transmit it separately.
     """
@@ -42,14 +42,14 @@ class RenderedText(str):
 VETTED_FORMAT = "trtspec.vetted/1"
 TRIAL_LIMITS = SandboxLimits(memory_bytes=4 << 30, cpu_s=60, wall_s=180, output_bytes=4096)
 MAX_VETTED_BYTES = 64 << 20
-# The files that affect the loaded tokenizer, the tokenizer itself first.
+# The files that affect the loaded tokenizer, tokenizer.json first.
 VETTED_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
 
 
 def vet(root: Path) -> None:
-    """Raise CheckpointError if a tokenizer cannot be loaded and used within limits.
+    """Raise CheckpointError if the tokenizer in `root` cannot be loaded and used within `TRIAL_LIMITS`.
 
-    Does nothing without the tokenizers library, which loading needs too.
+    Does nothing if the tokenizers library is not installed, because loading needs it too.
     """
     if find_spec("tokenizers") is None:
         return
@@ -125,7 +125,7 @@ def check_tokenizer(source: Source) -> None:
 
 
 class Tokenizer:
-    """Encode and decode with the tokenizer of a checkpoint directory, as transformers loads it."""
+    """Tokenizer of a checkpoint directory, with the same ids and texts as in transformers."""
 
     def __init__(self, root: Path, *, vetted: bool = False) -> None:
         """Load the tokenizer of a directory, after a trial in a child process unless `vetted`.
@@ -153,12 +153,12 @@ class Tokenizer:
 
     @property
     def merges(self) -> list[Any]:
-        """Return the merge rules in the library's current format; empty for a model without merges."""
+        """Return the BPE merges in the library's current format; empty for a model without merges."""
         return list(json.loads(self._backend.to_str())["model"].get("merges", ()))
 
     @property
     def decoders(self) -> frozenset[str]:
-        """Return the types of the decoders in the library's current format."""
+        """Return the decoder types of tokenizer.json, e.g. "ByteLevel", including those in a sequence."""
         decoder = json.loads(self._backend.to_str())["decoder"] or {}
         return frozenset(each["type"] for each in (decoder, *decoder.get("decoders", ())) if each)
 
@@ -169,19 +169,20 @@ class Tokenizer:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a text; raise CheckpointError if the directory's end ids are invalid."""
+        """Return the end-of-text token ids; raise CheckpointError if the directory's end ids are invalid."""
         return find_end_ids(self.root, self._backend.token_to_id).ids
 
     def named(self, key: str) -> tuple[int, ...]:
-        """Return the id of a special token such as "eos_token" as a tuple; empty if it is not defined."""
+        """Return the id of a special token such as "eos_token" as a tuple; empty if the token is not defined."""
         content = special_token(self.root, key)
         token = self._backend.token_to_id(content) if content is not None else None
         return () if token is None else (token,)
 
     def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Return the ids of `text`; special tokens are added unless it is `RenderedText`, or according to the flag.
+        """Return the token ids of `text`.
 
-        Raises TrtspecError for a text with lone surrogates, which UTF-8 cannot encode.
+        By default, special tokens are added unless `text` is `RenderedText`. Raises TrtspecError for a text with lone
+        surrogates, which UTF-8 cannot encode.
         """
         if add_special_tokens is None:
             add_special_tokens = not isinstance(text, RenderedText)
@@ -194,14 +195,14 @@ class Tokenizer:
 
     @cached_property
     def adds(self) -> tuple[int, ...]:
-        """Return the special tokens that are added to every text that is not `RenderedText`."""
+        """Return the special tokens that `encode` adds to every text that is not `RenderedText`."""
         return tuple(self.encode("", add_special_tokens=True))
 
     def as_plain(self, text: str) -> str | None:
-        """Return a rendered text without the special tokens that an engine will add to it.
+        """Return a rendered chat without the special tokens that an engine adds to every text.
 
-        Its special tokens stay the same; some tokenizers insert a space after the begin token that the chat does not
-        have. Returns None if the template's special tokens differ from those that the tokenizer adds.
+        Returns None if the template's first tokens differ from the tokens that the tokenizer adds. Special tokens
+        inside the chat stay. Some tokenizers insert a space after the begin token, which the chat does not have.
         """
         plain, wanted = str.__str__(text), self.encode(text, add_special_tokens=False)
         if self.encode(plain, add_special_tokens=True) == wanted:
@@ -229,12 +230,15 @@ class Tokenizer:
 
     @cached_property
     def silent(self) -> frozenset[int]:
-        """Return the ids that `decode` omits: bytes before and after them can form one character."""
+        """Return the special token ids, which `decode` omits; bytes before and after them can form one character."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token for token, content in added.items() if content.special)
 
     def complete_len(self, ids: Sequence[int]) -> int:
-        """Return how many of `ids` can be shown: all but a tail that the next token may complete to a character."""
+        """Return the number of leading `ids` that decode to complete characters.
+
+        The remaining tokens end in a partial character that the next token may complete.
+        """
         visible = [position for position, token in enumerate(ids) if token not in self.silent]
         if not visible or ids[visible[-1]] not in self.fragments:
             return len(ids)
@@ -242,7 +246,7 @@ class Tokenizer:
         return visible[-incomplete] if incomplete else len(ids)
 
     def _incomplete_len(self, window: list[int]) -> int:
-        """Return how many of the last tokens of a text may be the beginning of a character."""
+        """Return the number of tokens at the end of `window` that may be the beginning of a character."""
         for count in range(LONGEST_CHARACTER):
             if not self.decode(window[: len(window) - count]).endswith(BROKEN):
                 return count
@@ -253,7 +257,7 @@ class Tokenizer:
 
 @contextmanager
 def _panics(what: str, where: Path) -> Iterator[None]:
-    """Turn errors of the library, including panics, into a CheckpointError."""
+    """Raise errors of the tokenizers library, including panics, as CheckpointError about `where`."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, TrtspecError):
@@ -264,13 +268,13 @@ def _panics(what: str, where: Path) -> Iterator[None]:
 
 
 class TokenizerMismatch(TrtspecError):
-    """A draft's tokenizer has other ids than the target's."""
+    """Raised if a draft's tokenizer has other ids than the target's."""
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:
-    """Raise TokenizerMismatch if the ids of a draft's tokenizer mean other texts than the target's.
+    """Raise TokenizerMismatch if a draft's tokenizer gives ids another meaning than the target's.
 
-    Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text with many edge cases
+    Equal files are equal tokenizers. Otherwise vocabularies, merges and the encodings of a text with many edge cases
     are compared. One tokenizer may have added tokens that the other lacks, such as a pad token, if their ids are unused
     in the other.
     """
@@ -290,7 +294,7 @@ def check_tokenizers(target: Path, draft: Path) -> None:
 
 
 def _differing_token(one: Tokenizer, other: Tokenizer) -> tuple[str, int] | None:
-    """Return a token and its id in one vocabulary that conflicts with the other, or None."""
+    """Return the first token, with its id, that conflicts with the other vocabulary, or None."""
     found = []
     for own, foreign in ((one, other), (other, one)):
         known, taken = foreign.vocabulary, {*foreign.vocabulary.values()}
@@ -307,7 +311,7 @@ HOLES, SPARE_IDS = 4, 1 << 16
 
 
 def attempt(root: str, data: bytes) -> None:
-    """Load and use a tokenizer; raise CheckpointError if it should not be loaded."""
+    """Load a tokenizer and use it on sample texts, in `vet`'s child process; raise CheckpointError if unusable."""
     tokenizer = Tokenizer(Path(root), vetted=True)
     ids = tokenizer.vocabulary.values()
     largest, most = max(ids, default=0), HOLES * len(ids) + SPARE_IDS

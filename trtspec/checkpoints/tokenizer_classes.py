@@ -48,7 +48,7 @@ _REBUILT_FOR = {
                   "mistral_large4", "mixtral", "olmo2", "olmo3", "olmo_hybrid", "persimmon", "pixtral", "stablelm",
                   "voxtral"),
 }  # fmt: skip
-# Models whose published class is wrong: the class above is used instead, or else the file.
+# Models whose published tokenizer_class is wrong: the class above is used instead, or else the file.
 _WRONGLY_PUBLISHED = frozenset((
     "arctic", "chatlm", "ernie4_5", "ernie4_5_moe", "fuyu", "h2ovl_chat", "hyperclovax", "hyperclovax_vlm",
     "hyperclovax_vision_v2", "internlm2", "internlm3", "iquestcoder", "jamba", "llava", "llava_next",
@@ -71,9 +71,10 @@ _QWEN3_5 = (
 
 @dataclass(frozen=True)
 class _Class:
-    """A class that rebuilds its tokenizer: `build` sets the rebuilt parts, `tokens` are its default special tokens.
+    """A tokenizer class that rebuilds parts of the tokenizer.
 
-    `begins` is whether its post-processor adds a begin token, or None to keep the file's.
+    `build` sets the rebuilt parts, and `tokens` are the default special tokens. `begins` is True if the class's
+    post-processor adds a begin token, False if not, and None to keep the file's post-processor.
     """
 
     build: Callable[[Backend, Mapping[str, Any]], None]
@@ -99,7 +100,7 @@ def special_tokens(root: Path) -> dict[str, str]:
 
 
 def apply_transformers_class(backend: Backend, root: Path) -> Backend:
-    """Return the tokenizer that AutoTokenizer would make of `backend`, the directory's tokenizer.json.
+    """Return the tokenizer that AutoTokenizer would create from `backend`, the directory's tokenizer.json.
 
     Raises CheckpointError for a configuration that transformers rejects too.
     """
@@ -132,14 +133,14 @@ def apply_transformers_class(backend: Backend, root: Path) -> Backend:
 
 
 def _documents(root: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return tokenizer_config.json, and the same with the overrides of an older special_tokens_map.json."""
+    """Return tokenizer_config.json, alone and with the overrides of an older special_tokens_map.json."""
     config = read_document(root / "tokenizer_config.json")
     older = {} if "added_tokens_decoder" in config else read_document(root / "special_tokens_map.json")
     return config, {**config, **older}
 
 
 def _class_name(root: Path, config: Mapping[str, Any], backend: Backend | None) -> str:
-    """Return the class with which AutoTokenizer rebuilds a tokenizer, or AS_THE_FILE."""
+    """Return the name of the class with which AutoTokenizer rebuilds a tokenizer, or AS_THE_FILE."""
     model = read_document(root / "config.json")
     kind = str(model.get("model_type") or "")
     declared = config.get("tokenizer_class") or model.get("tokenizer_class") or ""
@@ -169,7 +170,7 @@ def _has_bytes(root: Path, backend: Backend | None) -> bool:
 
 
 def _added(config: Mapping[str, Any], root: Path, added_token: Any) -> list[Any]:
-    """Return the added tokens in tokenizer_config.json, sorted by id."""
+    """Return the added tokens in tokenizer_config.json as `added_token` objects, sorted by id."""
     described = config.get("added_tokens_decoder") or {}
     try:
         ordered = sorted(described.items(), key=lambda item: int(item[0]))

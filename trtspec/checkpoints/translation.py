@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mapping between the vocabularies of a target and a draft by the bytes of their tokens, stored in the draft's
-checkpoint.
+"""Mapping between the vocabularies of a target and a draft by token bytes, stored in the draft's checkpoint.
 
 Tokens of both vocabularies are drafted: token-level intersection (Timor et al. 2025, arXiv:2502.05202, algorithm 4).
 The draft reads a text token by token: a target token that the draft lacks is spelled with the longest matching draft
@@ -26,7 +25,7 @@ from trtspec.core.errors import CheckpointError
 from trtspec.core.files import read_bounded
 
 Meaning = tuple[bool, bytes]
-"""(Whether the token is special, its bytes): the special token `</s>` differs from the text "</s>"."""
+"""(is special, bytes) of a token: the special token `</s>` differs from the text "</s>"."""
 
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
@@ -35,9 +34,10 @@ _ONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def token_ids(tokenizer: Tokenizer) -> dict[Meaning, int]:
-    """Return token ids by meaning; of equal meanings the last id, as SentencePiece lists bytes before pieces.
+    """Return token ids by meaning, (is special, bytes); for equal meanings the last id.
 
-    Raises CheckpointError for a tokenizer with another alphabet.
+    SentencePiece lists single bytes before pieces, so the last id is the piece. Raises CheckpointError for a tokenizer
+    with another alphabet.
     """
     decode, added = _alphabet(tokenizer), tokenizer.added
     found: dict[Meaning, int] = {}
@@ -60,7 +60,7 @@ def _alphabet(tokenizer: Tokenizer) -> Callable[[str], bytes]:
 
 
 def _byte_level_bytes(text: str) -> bytes:
-    """Return a token's bytes; none if a character does not represent a byte."""
+    """Return a token's bytes; empty if a character does not represent a byte."""
     return bytes(BYTE_OF[each] for each in text) if BYTE_OF.keys() >= set(text) else b""
 
 
@@ -73,9 +73,9 @@ TRANSLATION = "translation.safetensors"  # in the draft's checkpoint
 PARTS = ("target_ids", "draft_ids", "spelling_lens", "spellings")
 MAX_BYTES = 64 << 20
 MAX_LENGTH_RATIO = 2
-"""Largest ratio of draft tokens to target tokens of a text; beyond it the draft stops drafting."""
+"""Largest ratio of draft tokens to target tokens of a text; beyond it drafting stops."""
 MAX_SPELLING = 8
-"""Most draft tokens per target token; of a longer spelling the draft reads the last ones."""
+"""Most draft tokens per target token; only the last ones of a longer spelling are used."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,9 @@ class VocabMapping:
 
     @classmethod
     def between(cls, target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> VocabMapping:
-        """Map two tokenizers, for models with these numbers of vocabulary entries; raise CheckpointError if token bytes
-        are unknown.
+        """Map two tokenizers, for models with `target_size` and `draft_size` vocabulary entries.
+
+        Raises CheckpointError if the bytes of the tokens are unknown.
         """
         ours, theirs = (_within(token_ids(each), size) for each, size in ((target, target_size), (draft, draft_size)))
         shared = sorted((token, theirs[meant]) for meant, token in ours.items() if meant in theirs)
@@ -103,7 +104,7 @@ class VocabMapping:
         return cls([token for token, _ in shared], [drafted for _, drafted in shared], spellings)
 
     def write(self, out: Path) -> None:
-        """Write the mapping into the draft's checkpoint."""
+        """Write the mapping as a safetensors file into the draft's checkpoint directory `out`."""
         lens, spelled = map(len, self.spellings), chain.from_iterable(self.spellings)
         parts = [_little(array("i", part)) for part in (self.target_ids, self.draft_ids, lens, spelled)]
         layout = lay_out((name, "I32", (len(part),)) for name, part in zip(PARTS, parts, strict=True))
@@ -111,7 +112,7 @@ class VocabMapping:
 
 
 def read_vocab_mapping(root: Path, target_size: int, draft_size: int) -> VocabMapping | None:
-    """Return the mapping in a draft's checkpoint, or None if its vocabulary is the target's.
+    """Load the mapping in a draft's checkpoint; return None if the draft uses the target's vocabulary.
 
     Raises CheckpointError if the mapping does not fit models with these numbers of vocabulary entries.
     """
@@ -140,7 +141,7 @@ def _read_parts(path: Path) -> list[list[int]]:
 
 
 def _little(values: array[int]) -> array[int]:
-    """Convert 32-bit integers between native and little-endian byte order."""
+    """Convert 32-bit integers between native and little-endian byte order, in place."""
     if sys.byteorder == "big":
         values.byteswap()
     return values
@@ -151,7 +152,7 @@ def _within(ids: Mapping[Meaning, int], size: int) -> dict[Meaning, int]:
 
 
 def _spell(text: bytes, words: Mapping[bytes, int]) -> list[int]:
-    """Return the ids that spell a text, each the longest match; bytes that begin no match are left out."""
+    """Return the last MAX_SPELLING ids that spell `text` by longest match; bytes that begin no match are skipped."""
     found, longest, start = [], max(map(len, words), default=0), 0
     while start < len(text):
         ends = range(min(start + longest, len(text)), start, -1)

@@ -34,8 +34,8 @@ QKV = "attention.qkv.weight"  # in a layer
 # NVIDIA/TensorRT-LLM, tensorrt_llm/quantization/mode.py QuantAlgo
 FP8 = "FP8"
 FP8_ROWWISE = "FP8_PER_CHANNEL_PER_TOKEN"
-LAYER_KINDS = {False: "full_attention", True: "sliding_attention"}  # by whether a layer has a window
-# Keys of some families, and the corresponding fields of ModelConfig.
+LAYER_KINDS = {False: "full_attention", True: "sliding_attention"}  # keys: whether a layer has a sliding window
+# config.json keys of some families, and the corresponding fields of ModelConfig.
 _FEATURES = {
     "rope_local_base_freq": "local_rotary_base",
     "inter_layernorms": "inner_norms",
@@ -52,7 +52,7 @@ _FEATURES = {
     "input_layernorms": "input_norms",
     "qk_layernorm_over_heads": "qk_norm_over_heads",
 }
-# Keys of some TensorRT-LLM config classes that are kept unchanged.
+# Keys of some TensorRT-LLM config classes that are kept unchanged, with their types.
 _EXTRA: dict[str, type] = {"qwen_type": str, "rotary_pct": float, "_sliding_window_pattern": int}
 RENORMALIZE = 1  # MoeConfig.ExpertScaleNormalizationMode: the weights of the selected experts add up to one
 
@@ -67,7 +67,7 @@ class TrtllmQuantization:
 
 
 def render_config(config: ModelConfig, mapping: ParallelMapping, quantization: TrtllmQuantization) -> dict[str, Any]:
-    """Return the content of config.json."""
+    """Return the content of the converted checkpoint's config.json."""
     rendered: dict[str, Any] = {
         "producer": {"name": "trtspec"},
         "architecture": config.architecture,
@@ -134,9 +134,9 @@ def _render_quantization(quantization: TrtllmQuantization) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TrtllmCheckpoint:
-    """A converted checkpoint in a directory; `ranks` holds the headers of each rank's file.
+    """A converted checkpoint directory; `ranks` has the tensor headers of each rank's file.
 
-    `document` is config.json, for the keys of draft heads inside the model.
+    `document` is config.json, from which draft heads inside the model read their keys.
     """
 
     root: Path
@@ -156,12 +156,12 @@ class TrtllmCheckpoint:
 
 
 def is_converted(root: Path) -> bool:
-    """Return whether `root` holds a TensorRT-LLM checkpoint rather than a Hugging Face one."""
+    """Return whether `root` has a TensorRT-LLM checkpoint instead of a Hugging Face one."""
     return (root / "rank0.safetensors").is_file()
 
 
 def load_checkpoint(root: Path) -> TrtllmCheckpoint:
-    """Read config.json and headers of a converted checkpoint; raise CheckpointError if it is invalid."""
+    """Load config.json and tensor headers of a converted checkpoint; raise CheckpointError if invalid."""
     reader = ConfigReader(read_json(root / "config.json", MAX_CONFIG_BYTES), str(root / "config.json"))
     mapping, quantization = _read_mapping(reader), _read_quantization(reader)
     ranks = tuple(read_header(root / f"rank{rank}.safetensors") for rank in range(mapping.ranks))
@@ -195,7 +195,7 @@ def _read_quantization(reader: ConfigReader) -> TrtllmQuantization:
 
 
 def read_config(reader: ConfigReader, names: Collection[str], prefix: str = "transformer.layers.0.") -> ModelConfig:
-    """Map config.json, or its section for a nested model, to a ModelConfig.
+    """Read a ModelConfig from a converted config.json, or from its section for a nested model.
 
     Biases and norms are detected by the tensor names of the first layer, which begin with `prefix`, because not every
     exporter records them in config.json.
@@ -238,7 +238,7 @@ def read_config(reader: ConfigReader, names: Collection[str], prefix: str = "tra
 
 
 def read_full_layers(reader: ConfigReader, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Return the layers without a sliding window according to `layer_types`, in either format."""
+    """Return the layers without a sliding window according to `layer_types`, or `default` if the key is missing."""
     kinds = reader.values.get("layer_types")
     if kinds is None:
         return default

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert a pickle to safetensors: `python -I -m trtspec.checkpoints.unpickler PICKLE OUT`; the only code that opens
-one.
+"""Convert a pickle to safetensors: `python -I -m trtspec.checkpoints.unpickler PICKLE OUT`.
 
-Runs in a separate process with an empty environment. torch's restricted unpickler creates tensors and plain containers
-and calls nothing else; a pickle that references other objects is rejected before it is opened. Exits with 0, or with
-the error in the last line of stderr.
+This is the only module that opens pickles. It runs in a separate process with an empty environment. torch's restricted
+unpickler creates tensors and plain containers and calls nothing else. A pickle that references other objects is
+rejected before it is opened. Exits with 0, or with the error in the last line of stderr.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ SPACE, SPARE = 48 << 30, 64 << 20  # address space of torch's libraries; size of
 
 
 def main(pickle: str, out: str) -> None:
-    """Write the tensors of `pickle` to the new safetensors file `out`; a shared tensor is written once per name."""
+    """Write the tensors of `pickle` to the new safetensors file `out`; tied tensors are written once per name."""
     _confine(os.stat(pickle).st_size)
     tensors = _load(pickle)
     for name, tensor in tensors.items():
         _check(name, tensor)
-    # Tied embeddings at most double a small model, but a pickle can also expand one number to any shape.
+    # Tied embeddings at most double a small model's size, but a pickle can also expand one number to any shape.
     needed, there = sum(tensor.nbytes for tensor in tensors.values()), os.stat(pickle).st_size
     if needed > 2 * there:
         _refuse(f"its tensors need {needed:,} bytes, but the file has {there:,}")
@@ -60,7 +59,7 @@ def main(pickle: str, out: str) -> None:
 
 
 def _confine(nbytes: int) -> None:
-    """Limit this process's address space (for libraries and the mapped file) and file size (for its output)."""
+    """Limit this process's address space, for libraries and the mapped file, and the size of its output."""
     for kind, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, SPACE + 4 * nbytes),
@@ -71,7 +70,7 @@ def _confine(nbytes: int) -> None:
 
 
 def _damaged_record(path: str) -> str:
-    """Return the name of a record whose CRC-32 differs from the archive's directory, or ""."""
+    """Return the name of the first record with a wrong CRC-32, or ""."""
     with zipfile.ZipFile(path) as archive:
         for record in archive.infolist():
             if not record.CRC:  # torch can be configured to write no checksums
@@ -86,7 +85,7 @@ def _damaged_record(path: str) -> str:
 
 
 class _Inert(dict[Any, Any]):
-    """Placeholder for every object that a pickle creates."""
+    """Placeholder for every object that a pickle would create."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -105,7 +104,7 @@ class _Inert(dict[Any, Any]):
 
 
 class _Storages(Unpickler):
-    """Collects the storages of a pickle as {record: bytes} without creating any."""
+    """Unpickler that collects the storage sizes of a pickle, {record: bytes}, without creating storages."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)

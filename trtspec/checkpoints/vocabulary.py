@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The token ids in a tokenizer's files, read as JSON within bounds, for checks that run without a tokenizer library.
+"""Token ids in a tokenizer's files, parsed as JSON within limits, for checks without a tokenizer library.
 
-A large tokenizer.json is parsed only if necessary. Whether all ids are below a limit is first decided by a search for
-numbers in the file, which takes a tenth of the time.
+A large tokenizer.json is parsed only if necessary: a search for numbers in the file, which takes a tenth of the time,
+can prove that all ids are below a limit.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MAX_VALUES = 4_000_000  # in tokenizer.json; the largest known, Gemma 3's, has 1
 MAX_DIGITS = 9
 NUMBERS = re.compile(rb'"\s*:\s*(\d{1,%d})\b' % MAX_DIGITS)
 UNIGRAM = re.compile(rb'"vocab"\s*:\s*\[')
-# Keys, in addition to those that end in "_token", whose tokens transformers adds if the vocabulary lacks them.
+# Keys whose tokens transformers adds if the vocabulary lacks them, besides keys that end in "_token".
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 @dataclass(frozen=True)
 class VocabularyFiles:
-    """The files of a tokenizer that define tokens."""
+    """The files of a tokenizer directory that define tokens."""
 
     root: Path
 
@@ -126,7 +126,7 @@ class VocabularyFiles:
                 yield from filter(None, map(_content, listed))
 
     def _may_have(self, token: str) -> bool:
-        """Return False if tokenizer.json does not contain the token's text; True if it may be a token."""
+        """Return False if the bytes of tokenizer.json rule out the token, True if it may be present."""
         written = {json.dumps(token).encode(), json.dumps(token, ensure_ascii=False).encode("utf-8", "replace")}
         return any(each in self._raw for each in written) or "\\" in json.dumps(token)
 

@@ -22,12 +22,12 @@ OnBytes = Callable[[int], None]
 
 
 def ignore_progress(count: int) -> None:
-    """Discard progress."""
+    """Discard the byte count; this is the default `on_bytes` callback."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor to write: a stored tensor, literal bytes, or None for zeros."""
+    """A tensor to write: a stored tensor, literal bytes, or zeros if `data` is None."""
 
     name: str
     dtype: str
@@ -51,7 +51,7 @@ def check_new(out: Path) -> None:
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """Yield a temporary directory that is renamed to `out` when it is complete and on the disk.
+    """Yield a temporary directory that is renamed to `out` when it is complete and synced to disk.
 
     Raises CheckpointError if `out` exists or cannot be written.
     """
@@ -79,7 +79,7 @@ def write_config(root: Path, config: dict[str, Any]) -> None:
 
 
 def write_tensors(path: Path, parts: Sequence[Part], on_bytes: OnBytes = ignore_progress) -> None:
-    """Write a safetensors file, in this order; `on_bytes` receives the number of bytes just written."""
+    """Write the parts, in this order, to a safetensors file; `on_bytes` receives the number of bytes just written."""
     layout = lay_out((each.name, each.dtype, each.shape) for each in parts)
     with path.open("wb") as file:
         file.write(layout.header)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec advise`."""
+"""`trtspec advise`: recommend whether to speculate and with which method."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ SHORT_HELP_CHARS = 1000  # longer than any help text: typer truncates beyond it
 
 
 class HelpCommand(TyperCommand):
-    """A command with usage without braces and an example that wraps between shell arguments."""
+    """Command whose help shows usage without braces and wraps its example between shell arguments."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the options and arguments in the usual notation: FILE, [FILE], FILE..."""
@@ -58,7 +58,7 @@ class HelpCommand(TyperCommand):
         formatter.write("\n" + "".join(f"{indent}{line}\n" for line in lines))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, without their Python types, and options."""
+        """Write the arguments, without their Python types, and the options."""
         records: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
@@ -72,7 +72,7 @@ class HelpCommand(TyperCommand):
 
 
 class HelpGroup(TyperGroup):
-    """The root command, which lists each subcommand with the full first sentence of its description, in panels."""
+    """The root command, whose help lists the first sentence of each subcommand's description, in panels."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one row per command below the heading of its panel."""
@@ -109,7 +109,7 @@ REFUSED_HINT = "free space or grant access, or use another path: --out, TRTSPEC_
 
 @cache
 def make_command(only: str = "", *, reads_signatures: bool = True) -> Any:
-    """Return the click command with all subcommands, or only the one of this name.
+    """Return the click command with all subcommands, or only with the one named `only`.
 
     Reading all signatures takes typer 0.1 s. Without signatures the commands have only their names and help texts.
     """
@@ -242,7 +242,7 @@ def _run(arguments: Sequence[str]) -> int | None:
 
 
 def _show_exhausted(error: TrtspecError, *, as_json: bool) -> None:
-    """Print an error without further imports, since memory may be exhausted."""
+    """Print an error without further imports, because memory may be exhausted."""
     if as_json:
         document = {
             "format_version": 1,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec baseline`."""
+"""`trtspec baseline`: measure the target without speculation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
 
 
 def _served(name: str) -> tuple[str, Path]:
-    """Return the URL and the artifact of a deployment; raise DeployError if the artifact was rebuilt since."""
+    """Return URL and artifact of a deployment; raise DeployError for a URL or if the artifact was rebuilt since."""
     from trtspec.deployment.base import resolve_server_address
     from trtspec.store.artifact import manifest_sha256
 
@@ -85,7 +85,7 @@ def _served(name: str) -> tuple[str, Path]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """Show the measurements and where they were taken."""
+    """Show the measurements and the machine on which they were taken."""
     rows = [
         ("seconds per request", *(f"{document['request_s'][key]:.3f}" for key in ("mean", "p50", "p95"))),
         ("milliseconds per token", *(f"{document['ms_per_token'].get(key, 0):.2f}" for key in ("mean", "p50", "p95"))),

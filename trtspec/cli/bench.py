@@ -107,7 +107,7 @@ def bench(
 
 
 def show_comparison(comparison: BenchComparison, what: str) -> None:
-    """Show the table, and for a server a curl command."""
+    """Show the comparison as a table and, for a server, a curl command to try."""
     sides = (
         ("target alone", 1.0, comparison.baseline),
         ("speculative", comparison.speedup.median, comparison.speculative),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec build`."""
+"""`trtspec build`: build an artifact from a recipe."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def build(
 
 
 def build_artifact(loaded: LoadedRecipe, out: Path | None, bars: BuildBars) -> dict[str, Any]:
-    """Build one recipe and return its document."""
+    """Build the artifact of one recipe; return the JSON document of `trtspec build --json`."""
     built = trtspec.build(
         loaded,
         out=out,
@@ -74,7 +74,7 @@ def build_artifact(loaded: LoadedRecipe, out: Path | None, bars: BuildBars) -> d
 
 
 def build_part(loaded: LoadedRecipe, until: str, bars: BuildBars) -> dict[str, Any]:
-    """Build the steps of one recipe up to `until` and return the document."""
+    """Build the steps of one recipe up to `until`; return the JSON document of `trtspec build --until --json`."""
     built = trtspec.build_until(
         loaded,
         until,
@@ -87,7 +87,7 @@ def build_part(loaded: LoadedRecipe, until: str, bars: BuildBars) -> dict[str, A
 
 
 def show(document: dict[str, Any]) -> None:
-    """Show where the result of a build is; of a partial one, which steps are left."""
+    """Show the location of a build's result and, for a partial build, the remaining steps."""
     if document["status"] != "partial":
         done = "nothing to do" if document["status"] == "unchanged" else "built"
         print_line(f"{document['artifact']}: {done} ({document['seconds']:.2f} s)", "green")
@@ -99,7 +99,7 @@ def show(document: dict[str, Any]) -> None:
 
 
 def describe(built: BuildResult) -> dict[str, Any]:
-    """Return the document of `build --json`."""
+    """Return the JSON document of `trtspec build --json`."""
     return {
         "format_version": 1,
         "artifact": str(built.artifact),
@@ -111,7 +111,7 @@ def describe(built: BuildResult) -> dict[str, Any]:
 
 
 def describe_part(built: PartialBuildResult) -> dict[str, Any]:
-    """Return the document of `build --until STEP --json`."""
+    """Return the JSON document of `trtspec build --until STEP --json`."""
     return {
         "format_version": 1,
         "artifact": None,
@@ -124,7 +124,7 @@ def describe_part(built: PartialBuildResult) -> dict[str, Any]:
 
 
 def describe_steps(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
-    """Return the steps of a build's document."""
+    """Return the name, key, status and seconds of each step for the JSON document of a build."""
     return [
         {"name": step.name, "key": step.key, "status": step.status, "seconds": round(step.seconds, 4)} for step in steps
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec cache`."""
+"""`trtspec cache`: show, verify, prune or clear the store of built steps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def cache(
 def _limits(
     clear: bool, prune: bool, older_than: str | None, max_size: str | None, dry_run: bool
 ) -> PruneLimits | None:
-    """Return the limits of the entries to keep, or None if no entry is to be removed."""
+    """Return the limits of the entries to keep, or None to keep all; raise TrtspecError for conflicting options."""
     from trtspec.store.prune import PruneLimits
 
     age = parse_seconds(older_than, "--older-than") if older_than is not None else None
@@ -80,7 +80,7 @@ def _limits(
 
 
 def describe(store: Store, removed: PruneResult | None, problems: list[str], dry_run: bool) -> dict[str, Any]:
-    """Return the document of `cache --json`; the bytes of a recipe include entries shared with other recipes."""
+    """Return the JSON document of `trtspec cache --json`; a recipe's bytes include entries shared with others."""
     from trtspec.store.prune import PruneResult, by_recipe, list_usage
 
     uses, gone = list_usage(store), removed or PruneResult()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec check`."""
+"""`trtspec check`: validate recipes without loading weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec ci`."""
+"""`trtspec ci`: write a CI pipeline that checks, builds and verifies recipes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec compare`."""
+"""`trtspec compare`: compare two recipes, plans, artifacts or reports."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _plan_document(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str
     places[recipe] = {
         path: relative_model(each.model, Path.cwd())
         for path, each in models.items()
-        if each and not is_below(Path(each.model), recipes_dir())  # their names are unique
+        if each and not is_below(Path(each.model), recipes_dir())  # the names of shipped models are unique
     }
     return document
 

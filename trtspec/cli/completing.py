@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shell completions for arguments and options, through typer. Slow imports are avoided.
+"""Shell completions of arguments and options for typer, without slow imports.
 
-A callback never raises: it returns no completions, the shell offers files, and the command itself reports the error.
+A callback never raises. On an error it returns no completions, so the shell offers files, and the command itself
+reports the error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _quietly(offer: Callback) -> Callback:
 
 @_quietly
 def recipes(incomplete: str) -> Offers:
-    """Return the recipes shipped with trtspec and the YAML files in the directory of the path."""
+    """Return the recipes shipped with trtspec and the YAML files in the directory of the incomplete path."""
     from trtspec.core.paths import recipes_dir
 
     here, paths = Path.cwd(), sorted(recipes_dir().glob("*.yaml"))
@@ -72,7 +73,7 @@ def trainers(incomplete: str) -> Offers:
 
 @_quietly
 def overrides(incomplete: str) -> Offers:
-    """Return recipe keys ending in `=`; after `=`, known values; both if only one key matches."""
+    """Return recipe keys followed by `=`, or known values after the `=`; both if only one key matches."""
     from trtspec.planning.completion import described_values, override_keys
 
     if key := os.environ.get(KEY):
@@ -100,7 +101,7 @@ def rejoin(environment: MutableMapping[str, str]) -> None:
 
 
 def _joined(words: list[str]) -> Iterator[str]:
-    """Yield `a`, `=`, `b` as `a=b`."""
+    """Yield the words, with the three words `a`, `=`, `b` joined to `a=b`."""
     text = ""
     for word in words:
         if text and (word == "=" or text.endswith("=")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec convert-draft`."""
+"""`trtspec convert-draft`: convert a draft head to the format of another project."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec datasets`."""
+"""`trtspec datasets`: summarize a prompt file or list the shipped prompt sets."""
 
 from __future__ import annotations
 

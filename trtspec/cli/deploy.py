@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec deploy`."""
+"""`trtspec deploy`: serve an artifact on Triton Inference Server."""
 
 from __future__ import annotations
 
@@ -194,7 +194,10 @@ def deploy(
 
 
 def exposure_warnings(host: str, openai_host: str) -> list[str]:
-    """Return warnings about what the server and its OpenAI gateway expose; DeployError for an invalid address."""
+    """Return warnings about services of the server and its OpenAI gateway that other machines can reach.
+
+    Raises DeployError for an invalid address.
+    """
     from trtspec.deployment.options import exposure_warning, gateway_exposure_warning
 
     has_keys = bool(os.environ.get(KEYS))
@@ -208,7 +211,7 @@ def exposure_warnings(host: str, openai_host: str) -> list[str]:
 
 
 def is_first_time(note: str) -> bool:
-    """Return whether the cache of this machine lacks this marker, and create it."""
+    """Create a marker in the cache of this machine; return whether it was missing."""
     path = cache_dir() / note
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +238,7 @@ def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Seque
 
 
 def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, str]:
-    """Parse KEY=VALUE settings of the target; DeployError for a missing value or a repeated key."""
+    """Parse KEY=VALUE settings of the target; raise DeployError for a missing value or a repeated key."""
     pairs = [each.partition("=") for each in (*given, *([f"image={image}"] if image else []))]
     settings = {key: value for key, _, value in pairs}
     if not all(between for _, between, _ in pairs) or len(settings) < len(pairs):
@@ -246,7 +249,7 @@ def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, 
 
 
 def parse_mirror_share(share: str | None) -> int | None:
-    """Parse a percentage from 0 to 100, or None; DeployError if it is invalid."""
+    """Parse a percentage from 0 to 100, such as "30%", or pass on None; raise DeployError if it is invalid."""
     if share is None:
         return None
     digits = share.strip().removesuffix("%")
@@ -256,7 +259,7 @@ def parse_mirror_share(share: str | None) -> int | None:
 
 
 def parse_canary_shares(canary: str | None) -> tuple[int, ...]:
-    """Parse increasing percentages from 1 to 100, () for None; DeployError if they are invalid."""
+    """Parse increasing percentages such as "5%,25%,100%", or return () for None; raise DeployError if invalid."""
     words = canary.split(",") if canary else []
     shares = [int(digits) for word in words if (digits := word.strip().removesuffix("%")).isdecimal()]
     if len(shares) < len(words) or any(not 1 <= share <= 100 for share in shares) or shares != sorted({*shares}):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands for existing deployments: list, inspect, decide a rollout, stop and remove."""
+"""Commands for existing deployments: list, inspect, promote, roll back, stop and remove."""
 
 from __future__ import annotations
 

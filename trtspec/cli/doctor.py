@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec doctor`."""
+"""`trtspec doctor`: check what trtspec can use on this machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec generate`."""
+"""`trtspec generate`: generate text from an artifact in this process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def generate(
 
 
 def document(generated: GeneratedText) -> dict[str, Any]:
-    """Return the document of `generate --json` for one text."""
+    """Return the JSON document of `trtspec generate --json` for one text."""
     stats = generated.result.stats
     return {
         "text": generated.text,

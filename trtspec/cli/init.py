@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec init`."""
+"""`trtspec init`: write a recipe for a target and an optional draft."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def init(
 
 
 def describe(made: InitResult) -> dict[str, Any]:
-    """Return the document of `init --json`."""
+    """Return the JSON document of `trtspec init --json`."""
     from trtspec.planning.init.recipe_text import build_document
 
     return {

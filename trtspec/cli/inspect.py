@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec inspect`."""
+"""`trtspec inspect`: describe a checkpoint or an artifact."""
 
 from __future__ import annotations
 

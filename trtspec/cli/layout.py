@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fit sentences, shell commands, tables and plots to a width. Independent of streams and colours.
+"""Layout of sentences, shell commands, tables and plots for a width, independent of streams and colors.
 
 Lines break only between words. A path or URL longer than the width stays whole, so that it can be copied from the
 terminal, which wraps it.
@@ -28,12 +28,12 @@ def pluralize(number: int, noun: str, plural: str = "") -> str:
 
 
 def display_width(text: str) -> int:
-    """Return the number of terminal columns that a text occupies."""
+    """Return the number of terminal columns that a text occupies; wide East Asian characters occupy two."""
     return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def wrap_text(text: str, width: int) -> list[str]:
-    """Wrap a text to a width; continuation lines are indented."""
+    """Return the lines of a text wrapped to `width` columns; continuation lines are indented."""
     lines: list[str] = []
     for line in text.split("\n"):
         indent = " " * (len(line) - len(line.lstrip())) + GAP
@@ -74,13 +74,13 @@ def _between_options(command: str, width: int) -> list[str]:
 
 
 def plain_table(columns: Row, rows: Sequence[Row], right: Sequence[int]) -> list[list[str]]:
-    """Return one line for the header and for each row, of any width."""
+    """Return one line each for the header and for every row; `right` are the indices of right-aligned columns."""
     joined = [[cell.replace("\n", "; ") for cell in row] for row in (columns, *rows)]
     return [[_aligned(row, _widths(joined), right)] for row in joined]
 
 
 def fitted_table(columns: Row, rows: Sequence[Row], right: Sequence[int], width: int) -> list[list[str]]:
-    """Return the lines of the header and of each row, fitted to a width.
+    """Return the lines of the header and of each row, fitted to `width` columns.
 
     Columns wrap between words; all but the last are at least as wide as their longest word. A cell of the last column
     with a longer word moves below its row. If that does not suffice, each row becomes a paragraph with one line per
@@ -100,7 +100,6 @@ def _widths(rows: Sequence[Row]) -> list[int]:
 
 
 def _least(rows: Sequence[Row]) -> list[int]:
-    """Return the minimum width of each column."""
     *words, _ = _widths([[cell.replace(" ", "\n") for cell in row] for row in rows])
     *columns, last = _widths(rows)
     least = [max(word, min(natural, NARROW)) for word, natural in zip(words, columns, strict=True)]
@@ -108,7 +107,7 @@ def _least(rows: Sequence[Row]) -> list[int]:
 
 
 def _squeezed(widths: list[int], least: list[int], room: int) -> list[int] | None:
-    """Narrow the widest columns until the sum is at most `room`; None if the minimum widths exceed it."""
+    """Narrow the widest columns until the sum is at most `room`; return None if the minimum widths exceed it."""
     widths = list(widths)
     while sum(widths) > room:
         spare = [(width, number) for number, width in enumerate(widths) if width > least[number]]

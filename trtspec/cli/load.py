@@ -94,7 +94,7 @@ Absolute = Annotated[
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Values of the load options; None for an option that was not given."""
+    """Values of the load options; an option that was not given is None or False."""
 
     concurrency: str | None
     rate: str | None
@@ -164,7 +164,7 @@ def bench_load(
 def load_document(
     what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
 ) -> tuple[dict[str, Any], Path | None]:
-    """Measure, and return the document and the served artifact, if known; TrtspecError for incompatible options."""
+    """Run a load benchmark; return its document and the served artifact, or None for a plain URL."""
     from trtspec.bench.load.client import TIMEOUT_S
     from trtspec.bench.load.document import build_document
     from trtspec.bench.load.sample import parse_slo
@@ -202,7 +202,10 @@ def _tokenizer(asked: LoadOptions, root: Path | None) -> Path | None:
 
 
 def resolve_server(what: str, api: str | None, model: str, key_env: str | None) -> tuple[ServerAddress, dict[str, Any]]:
-    """Return the server at a URL or of a deployment, and the deployment's status (empty for a URL)."""
+    """Return the server at a URL or of a deployment, and the deployment's status (empty for a URL).
+
+    Raises TrtspecError for an artifact, and DeployError if the deployment does not serve the requested API.
+    """
     from trtspec.bench.load.client import AUTO, KEY_VARIABLE, TRITON, ServerAddress
     from trtspec.deployment.base import resolve_server_address
 

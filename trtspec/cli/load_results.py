@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of load benchmarks: terminal output, gate, and comparison of two saved ones."""
+"""Results of load benchmarks: terminal output, gate, and comparison of two saved results."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def _speedup(speedup: Document | None) -> str:
 
 
 def format_interval(ratio: Document) -> str:
-    """Return the confidence interval of a ratio, or "one round" if there is none."""
+    """Return the confidence interval of a ratio as text, or "one round" without an interval."""
     low, high = ratio["low"], ratio["high"]
     return "one round" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
 def _bars(points: Sequence[Document], judged_by: str) -> list[str]:
-    """Return the bars of the arms and loads that are judged by this metric (tokens/s or mean e2e ms)."""
+    """Return bars for the loads whose comparison uses the metric `judged_by` (tokens/s or mean e2e ms)."""
     unit, value = BARS[judged_by]
     arms = [
         (format_load(point["load"]), name, value(point["arms"][name]))
@@ -156,7 +156,7 @@ def show_comparison(document: Document) -> None:
 
 
 def show_gate(gate: Document | None) -> None:
-    """Show whether the minimum ratio is reached, if one was requested."""
+    """Show the result of the gate on the minimum ratio, if one was requested."""
     if gate is None:
         return
     limit = f"minimum ratio {gate['min_ratio']:g}"
@@ -177,7 +177,10 @@ def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, js
 
 
 def comparison_document(a: Path, b: Path, least: float | None, *, absolutely: bool) -> dict[str, Any]:
-    """Return the document of a comparison; raise TrtspecError if the two are not comparable."""
+    """Return the document of a comparison; raise TrtspecError if the two results are not comparable.
+
+    `least` is the minimum ratio of the gate, or None. With `absolutely`, absolute speeds are compared.
+    """
     from trtspec.bench.load.comparison import CONFIDENCE, FORMAT_VERSION, KIND, RatioGate, compare, read_saved
 
     found = compare(read_saved(a), read_saved(b), absolutely=absolutely)

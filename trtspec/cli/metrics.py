@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec metrics`."""
+"""`trtspec metrics`: print monitoring configuration or a deployment's metrics."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
 
 
 def _endpoints(name: str | None) -> dict[str, str]:
-    """Return the metrics addresses by deployment name, for one deployment or for all that are running."""
+    """Return the metrics addresses by deployment name, for one deployment or for all running ones."""
     from trtspec.deployment.base import deployments
     from trtspec.deployment.journal import DeploymentJournal
 

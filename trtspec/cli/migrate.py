@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec migrate`."""
+"""`trtspec migrate`: migrate a recipe to another TensorRT-LLM version or backend."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Return the bytes of a size such as 200GB or 1.5TiB."""
+    """Parse a size such as 200GB or 1.5TiB to bytes; raise a TrtspecError about `option` if it is invalid."""
     if match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE):
         number, prefix, binary = match.groups()
         return int(float(number) * (1024 if binary else 1000) ** (PREFIXES.index(prefix.upper() or " ")))
@@ -27,7 +27,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Return the seconds of a duration such as 30d or 12h."""
+    """Parse a duration such as 30d or 12h to seconds; raise a TrtspecError about `option` if it is invalid."""
     if match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([smhdw])", text.strip()):
         return float(match[1]) * SECONDS[match[2]]
     raise TrtspecError(f"{option}: {text!r} is not a duration", hint="e.g. 30d, 12h or 2w")
@@ -103,12 +103,12 @@ Baseline = Annotated[
 
 
 def is_artifact(what: str) -> bool:
-    """Return whether an argument names a directory; otherwise it is a URL or the name of a deployment."""
+    """Return whether an argument is a path; otherwise it is a URL or the name of a deployment."""
     return "://" not in what and (Path(what).exists() or "/" in what)
 
 
 def allow_code(digests: Sequence[str]) -> None:
-    """Allow code with these digests in this process and its children; TrtspecError for an invalid digest."""
+    """Allow code with these digests in this process and its children; raise TrtspecError for an invalid digest."""
     from trtspec.backends.code_policy import ALLOW, allowed_digests
 
     if digests:
@@ -117,7 +117,7 @@ def allow_code(digests: Sequence[str]) -> None:
 
 
 def set_undecided(policy: str | None) -> None:
-    """Set the policy for undecided gates in this process and its children; TrtspecError for an unknown policy."""
+    """Set the policy for undecided gates in this process and its children; raise TrtspecError if it is unknown."""
     from trtspec.bench.gates import FAIL, PASS, POLICY
 
     if policy is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec plan`."""
+"""`trtspec plan`: show the steps, memory and predicted speed-up of a recipe."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _table(predicted: Document) -> tuple[list[str], list[list[str]]]:
 
 
 def _rows(predicted: Document) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Return the rows of the plot: the predicted batches and the break-even batches of each rate."""
+    """Return the rows of the plot: the predicted batches and the break-even batches of each acceptance rate."""
     rows = {
         each["batch"]: [(rate[-1], value) for rate, value in each["speedup"].items()] for each in predicted["batches"]
     }
@@ -139,7 +139,7 @@ def plan(
 
 
 def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict[str, Any]:
-    """Return the document of `plan --json`."""
+    """Return the JSON document of `trtspec plan --json`; `gpu_price` is in dollars per hour."""
     from trtspec.planning.pipeline import default_artifact_dir
 
     unread = "" if build.is_read else "; the key is provisional because the source is not hashed yet"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec plugins`."""
+"""`trtspec plugins`: compile, test or list the kernel plugins."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec profile` and `trtspec tune`."""
+"""`trtspec profile` and `trtspec tune`: measure which draft, draft length and options are fastest."""
 
 from __future__ import annotations
 

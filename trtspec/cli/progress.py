@@ -2,7 +2,7 @@
 """Progress of long operations and the log of `-v`, on stderr: bars on a terminal, otherwise a line every 30 s.
 
 The lines show that the command is not hanging, and prevent CI systems from ending a silent job. A thread prints them,
-since an external tool may run for minutes without output.
+because an external tool may run for minutes without output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Expected = Callable[["Step"], float | None]
 
 
 class Counter:
-    """Progress callback for counted work, called with (what, done, total); `what` may change, and the total grow."""
+    """Progress callback, called with (what, done, total); each `what` has its own bar, whose total may grow."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -71,7 +71,7 @@ class BuildBars(Counter):
         self._progress.update(self._bars[step.key], description=f"{step.name}: {text}")
 
     def step_finished(self, step: Step, status: Status, seconds: float) -> None:
-        """Replace the bar with a line."""
+        """Replace the bar of a step with a line."""
         if step.key in self._bars:
             self._progress.remove_task(self._bars.pop(step.key))
         spent = f"{seconds:.2f} s" if status == "built" else "reused"
@@ -91,7 +91,7 @@ def build_bars(expected: Expected = lambda step: None) -> Iterator[BuildBars]:
 
 @contextmanager
 def counter() -> Iterator[Counter]:
-    """Show counters while the block runs."""
+    """Show the progress of counted work while the block runs."""
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
     counts = TextColumn("{task.completed}/{task.total}")

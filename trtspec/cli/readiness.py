@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec readiness`."""
+"""`trtspec readiness`: check an artifact's production readiness."""
 
 from __future__ import annotations
 

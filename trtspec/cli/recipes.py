@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec recipes`."""
+"""`trtspec recipes`: list the recipes shipped with trtspec."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Former names of commands and options: they work for one more release, with a note on standard error."""
+"""Former names of commands and options, which work for one more release with a note on stderr."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
 
 
 def current_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments with current names, and a note for each former name; everything after `--` stays."""
+    """Return arguments with current names, and a note per former name; arguments after `--` are unchanged."""
     place = next((number for number, each in enumerate(arguments) if not each.startswith("-")), len(arguments))
     before, rest = list(arguments[:place]), list(arguments[place:])
     if not rest:

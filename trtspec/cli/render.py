@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Terminal output: results on stdout, notes and errors on stderr, and the JSON document of `--json`.
 
-Only this module and `progress.py` import rich, and only inside functions, which keeps `--help` fast. Colours depend on
-NO_COLOR and on whether the stream is a terminal. Lines and tables are fitted to the width of a terminal. In a pipe,
-each line and each row of a table stays one line.
+Only this module and `progress.py` import rich, and only inside functions, which keeps `--help` fast. Colors depend on
+NO_COLOR and on the type of the stream. Lines and tables are fitted to the width of a terminal. In a pipe, each line and
+each row of a table stays one line.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def print_result(document: Mapping[str, Any], show: Callable[[], object], *, as_json: bool) -> None:
-    """Print the result of a command: its document with `--json`, else what `show` prints."""
+    """Print the result of a command: its document with `as_json`; otherwise call `show`, which prints it."""
     if as_json:
         print_json(document)
     else:
@@ -57,7 +57,7 @@ def print_result(document: Mapping[str, Any], show: Callable[[], object], *, as_
 
 
 def write_output(path: Path, text: str, what: str, hint: str | None = None) -> None:
-    """Write the file that a command makes, atomically; TrtspecError if that fails, with `what` it is."""
+    """Write a command's output file atomically; raise a TrtspecError that names it as `what` if that fails."""
     try:
         replace_file(path, text.encode())
     except OSError as error:
@@ -65,7 +65,7 @@ def write_output(path: Path, text: str, what: str, hint: str | None = None) -> N
 
 
 def combine_documents(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return a document that lists all under `recipes`; the keys of a single one are also at the top level."""
+    """Return a document that lists all documents under `recipes`; a single one is also merged into the top level."""
     only = documents[0] if len(documents) == 1 else {}
     return {"format_version": FORMAT_VERSION, **only, "recipes": list(documents)}
 
@@ -108,7 +108,7 @@ def _print(out: Console, text: str, style: str = "") -> None:
 
 
 def render_error(error: TrtspecError) -> dict[str, Any]:
-    """Return the document of a command that failed."""
+    """Return the JSON document of a command that failed."""
     document: dict[str, Any] = {"format_version": FORMAT_VERSION, "ok": False}
     if isinstance(error, RecipeError):
         return document | {"problems": [problem.as_dict() for problem in error.diagnostics]}
@@ -151,7 +151,7 @@ def show_table(
     *,
     is_result: bool = True,
 ) -> None:
-    """Show a table; `right` lists the indices of right-aligned columns."""
+    """Show a table, on stderr unless it is the result; `right` are the indices of right-aligned columns."""
     out = console(stderr=not is_result)
     fitted = is_terminal(out)
     table = fitted_table(columns, rows, right, out.width) if fitted else plain_table(columns, rows, right)

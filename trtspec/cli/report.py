@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec report`."""
+"""`trtspec report`: write a report on an artifact."""
 
 from __future__ import annotations
 

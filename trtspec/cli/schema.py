@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec schema`."""
+"""`trtspec schema`: print the JSON Schema of recipes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures of stdout and stderr: a full disk, a closed descriptor, a closed pipe.
 
-An OSError of these two streams becomes an OutputError where it is raised, because the OSError does not identify its
-file.
+The proxies of this module convert an OSError of these two streams to an OutputError where it is raised, because the
+OSError does not identify its file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TextIO, cast
 
 
 class OutputError(Exception):
-    """Writing to stdout or stderr failed; internal, with the reason of the OSError."""
+    """Raised internally if writing to stdout or stderr fails; `is_left` is True if the reader closed the pipe."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -44,7 +44,7 @@ class _Stream:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        if self._failure:  # a library swallowed the first one
+        if self._failure:  # a library swallowed the first error
             raise self._failure
         try:
             yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec train`."""
+"""`trtspec train`: train a draft on a user's prompts and keep it if it is better."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec verify`."""
+"""`trtspec verify`: verify an artifact against its target and evaluate its gates."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def show_checks(found: VerificationReport) -> None:
 
 
 def skipped_check_lines(left_out: Sequence[SkippedCheck]) -> list[str]:
-    """Return one line per reason, with the names of the checks skipped for it."""
+    """Return one line per reason, with the names of the checks skipped for that reason."""
     reasons = dict.fromkeys(each.why for each in left_out)
     return [f"{', '.join(each.name for each in left_out if each.why == why)}: {why}" for why in reasons]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec version`."""
+"""`trtspec version`: show the versions of trtspec and Python, and the platform."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch engine: runs converted TensorRT-LLM checkpoints in torch, on a CPU or a GPU.
 
-`engine` batches requests, `speculator` drafts and verifies one step, `model/` is the transformer, `calibration/`
+`engine` batches requests, `speculator` drafts and verifies one step, `model/` is the transformer, `calibration`
 measures activations for FP8, and `drafting/` has the code shared by the drafters of `trtspec.methods`. `generation/`
 and `prompts/` do not import torch, because every served model uses them.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration: runs prompts through a source checkpoint layer by layer and finds the largest magnitudes for FP8 scales.
+"""Calibration for FP8 scales: runs prompts through a source checkpoint layer by layer and records amax values.
 
-Memory holds one layer's weights, the hidden states of all prompts, and the activations of as many prompts as torch has
+Memory use is one layer's weights, the hidden states of all prompts, and the activations of as many prompts as torch has
 threads. The hidden states between two layers and the peaks so far are saved from time to time, so that a killed process
-loses only the work since then.
+loses only the work since the last save.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def measure(
     notes: Path | None = None,
     stamp: str = "",
 ) -> Tables:
-    """Return the largest magnitudes over `prompts` (token ids, one text each, none empty) by module name.
+    """Return the largest magnitudes over `prompts` (token ids, one text each, none empty) by kind and module name.
 
-    "inputs" has the inputs of every linear layer and the head, "keys" (rotated) and "values" those that each attention
-    writes to its cache. On one device the result does not depend on the number of threads. `plus` is added to the
-    stored weights of norms, by target. `on_bytes` gets the number of source bytes processed since the last call. With
-    the `notes` of an interrupted run with the same `stamp`, calibration resumes there. Raise CheckpointError if a
-    magnitude is not finite.
+    "inputs" has the inputs of every linear layer and the head; "keys" (rotated) and "values" have the KV-cache entries
+    of each attention module. On one device the result does not depend on the number of threads. `plus` maps the names
+    of norm weights to a value that is added to the stored weight. `on_bytes` gets the number of source bytes processed
+    since the last call. With the `notes` of an interrupted run with the same `stamp`, calibration resumes. Raises
+    CheckpointError if a magnitude is not finite.
     """
     where = choose_device(device)
     with _one_thread_an_operation() as threads, ThreadPoolExecutor(threads if where.type == "cpu" else 1) as pool:
@@ -80,7 +80,7 @@ def measure(
 
 @contextmanager
 def _one_thread_an_operation() -> Iterator[int]:
-    """Run torch operations on one thread each; yield the number of threads available to run prompts in parallel.
+    """Run each torch operation on one thread; yield the number of threads for running prompts in parallel.
 
     torch splits an operation by the number of threads, which would change its last bits.
     """
@@ -93,7 +93,7 @@ def _one_thread_an_operation() -> Iterator[int]:
 
 
 class _Calibration:
-    """Reads the source's weights layer by layer, and collects the peaks in `tables`: by kind, then by module.
+    """A calibration run that reads the weights layer by layer and collects peaks in `tables`, by kind and module.
 
     `notes` is the file of the saved state, or None to save nothing. `stamp` identifies the measurement and its inputs;
     a state with another stamp is ignored.
@@ -119,7 +119,7 @@ class _Calibration:
         self._notes, self._saved_at = notes, time.monotonic()
 
     def resume(self) -> tuple[int, list[Tensor]] | None:
-        """Restore `tables` and return the number of finished layers with their output states, or None without notes."""
+        """Restore `tables` and return (finished layers, hidden states [1, tokens, hidden_size] per prompt), or None."""
         noted = load_resume_state(self._notes, self.device) if self._notes else None
         if noted is None or noted.get("stamp") != self._stamp:
             return None
@@ -137,7 +137,7 @@ class _Calibration:
         self._saved_at = time.monotonic()
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return the input of the first layer [1, tokens, hidden_size] per prompt; reads only the embeddings in use."""
+        """Return the embeddings [1, tokens, hidden_size] of each prompt, reading only the rows in use."""
         (source,) = self.sources[EMBEDDING]
         table = map_tensor(source)
         states = [F.embedding(torch.tensor([prompt]), table).to(self.device) for prompt in prompts]
@@ -147,7 +147,7 @@ class _Calibration:
         return states
 
     def pass_layer(self, number: int, states: list[Tensor], turns: tuple[Tensor, Tensor], pool: Executor) -> None:
-        """Replace each of `states` by the output of layer `number` for it."""
+        """Replace each of `states` by the output of layer `number` for it, running prompts in parallel on `pool`."""
         prefix, sources = layer_tensor(number, ""), self._layer(number)
         weights = {name: [self._load(source) for source in merge_parts(of)] for name, of in sources.items()}
         plus = self.plus.get(f"{prefix}input_layernorm.weight", 0.0)
@@ -166,7 +166,7 @@ class _Calibration:
         self._take(peaks)
 
     def finish(self, states: list[Tensor]) -> None:
-        """Measure the inputs of the LM head; its weights are not needed."""
+        """Measure the input of the LM head; the head's weights are not needed."""
         (source,), (head,) = self.sources[FINAL_NORM], self.sources[LM_HEAD]
         weight, plus, peaks = self._load(source), self.plus.get(FINAL_NORM, 0.0), AmaxObserver()
         for hidden in states:
@@ -183,7 +183,7 @@ class _Calibration:
         return map_tensor(source).to(self.device, self.dtype)
 
     def _take(self, peaks: AmaxObserver) -> None:
-        """Add peaks to the tables; raise CheckpointError for the first that is not finite."""
+        """Add peaks to the tables; raise CheckpointError for the first one that is not finite."""
         for (kind, module), peak in peaks.found.items():
             value = peak.item()
             if not math.isfinite(value):
@@ -195,7 +195,7 @@ class _Calibration:
 
 
 def merge_parts(sources: Sequence[TensorInfo]) -> list[TensorInfo]:
-    """Return the parts joined into the one source tensor that contains them, or the parts if they are separate."""
+    """Join row ranges of one stored tensor to that tensor; return separately stored tensors unchanged."""
     first, *others = sorted(sources, key=lambda source: source.offset)
     if not others or any(other.name != first.name for other in others):
         return list(sources)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices and dtypes of torch, and tensors in files: of safetensors, memory-mapped, and of an interrupted computation.
+"""torch devices and dtypes, memory-mapped safetensors, and the saved state of interrupted computations.
 
-The state of a computation is one file, replaced atomically after its bytes are synced to disk.
+A saved state is one file, replaced atomically after its bytes are synced to disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TORCH_DTYPES = {
 
 
 def map_tensor(tensor: TensorInfo) -> Tensor:
-    """Return a tensor of one of TORCH_DTYPES on the CPU; writing to it does not change the file."""
+    """Memory-map a stored tensor of one of TORCH_DTYPES on the CPU; writing to it does not change the file."""
     raw = np.memmap(tensor.file, np.uint8, "c", tensor.offset, tensor.nbytes)
     return torch.from_numpy(raw).view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape)
 
@@ -48,7 +48,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def compute_dtype(name: str, device: torch.device, checkpoint: TrtllmCheckpoint) -> torch.dtype:
-    """Return the compute dtype called `name`; "auto" depends on the device and on the checkpoint's quantization."""
+    """Return the compute dtype called `name`; "auto" depends on the device and the checkpoint's quantization."""
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     if device.type != "cpu":
@@ -61,7 +61,7 @@ def compute_dtype(name: str, device: torch.device, checkpoint: TrtllmCheckpoint)
 
 
 def save_resume_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Save a state at `path`. If the disk is full, keep the previous file: the state only saves time."""
+    """Write a resumable state to `path`; if the disk is full, keep the previous file."""
     temporary = path.with_suffix(".tmp")
     try:
         with private_file(temporary) as file:  # a fixed name, so that killed processes leave at most one file
@@ -75,11 +75,11 @@ def save_resume_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_resume_state(path: Path, device: torch.device) -> dict[str, Any] | None:
-    """Return the state at `path` with its tensors on `device`, or None if the file is missing or invalid."""
+    """Load a state with its tensors on `device`; return None if the file is missing or invalid."""
     if not path.is_file():
         return None
     try:
         found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):  # the work is done again
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):  # the work is repeated
         return None
     return found

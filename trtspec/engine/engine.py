@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine: continuous batching of requests; every step drafts tokens and verifies them.
+"""The engine: continuous batching of requests; each step drafts tokens and verifies them.
 
 One thread loads the model, runs it and calls every request's `on_update`. The same thread loads and runs the model
 because every computing thread gets its own OpenMP workers, and with more workers than cores all of them sleep between
@@ -50,10 +50,10 @@ WARMUP_STEPS = 2  # decode steps with a draft, regardless of acceptance
 
 
 class Engine:
-    """Runs a converted TensorRT-LLM checkpoint; `draft` is None for methods without a draft model.
+    """Engine that runs a converted TensorRT-LLM checkpoint; `draft` is None for methods without a draft model.
 
-    `tokenizer` is a directory with tokenizer.json, which stop texts and updates of whole characters need. Raises
-    TrtspecError if the method is unknown, the device is missing, or the checkpoints do not match.
+    `tokenizer` is a directory with tokenizer.json, which is required for stop texts and for updates of whole
+    characters. Raises TrtspecError if the method is unknown, the device is missing, or the checkpoints do not match.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Engine:
         return self.speculator.target.config.vocab_size
 
     def submit(self, request: EngineRequest, on_update: Callable[[Update], None]) -> RequestHandle:
-        """Queue a request; `on_update` is called from the engine's thread until an update has a finish reason.
+        """Queue a request; the engine's thread calls `on_update` until an update has a finish reason.
 
-        Raise TrtspecError if the request cannot be served, the queue is full or the engine is closed.
+        Raises TrtspecError if the request cannot be served, the queue is full or the engine is closed.
         """
         self._check(request)
         running = RunningRequest(request, on_update, self.tokenizer)
@@ -92,19 +92,23 @@ class Engine:
         return running.handle
 
     def set_draft_failure_callbacks(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
-        """Set the callbacks for the reason of each fallback to no drafts and for changes of the circuit breaker."""
+        """Set the callbacks for failures of the drafter.
+
+        `on_fallback` receives the reason when a request continues without drafts, and `on_open` the new state of the
+        circuit breaker.
+        """
         guard = self.speculator.guard
         guard.on_fallback, guard.breaker.on_change = on_fallback, on_open
 
     @property
     def occupancy(self) -> tuple[int, int]:
-        """Return the numbers of running and of waiting requests."""
+        """Return (number of running requests, number of waiting requests)."""
         return len(self._running), len(self._waiting)
 
     def generate(self, requests: Sequence[EngineRequest]) -> list[EngineResult]:
-        """Run requests to completion and return their results in order; the queue's limit does not apply.
+        """Run requests to completion and return their results in order; the queue limit does not apply.
 
-        Raise TrtspecError if a request cannot be served or the engine failed.
+        Raises TrtspecError if a request cannot be served or the engine failed.
         """
         for request in requests:
             self._check(request)
@@ -115,7 +119,7 @@ class Engine:
         return [collector.result() for collector in collectors]
 
     def close(self) -> None:
-        """Cancel all requests and stop the thread."""
+        """Cancel all requests, then stop the engine's thread and wait up to 300 s for it."""
         with self._changed:
             self._closed = self._closed or "the engine was closed"
             self._changed.notify()
@@ -220,7 +224,7 @@ class Engine:
 
 
 class _ResultCollector:
-    """Collects a request's updates into a result."""
+    """Callback that collects a request's updates into a result."""
 
     def __init__(self) -> None:
         self._updates: list[Update] = []

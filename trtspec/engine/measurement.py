@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of a speculator: its drafts at every position of known texts, and the times of its steps.
+"""Measurements of a speculator: its drafts at every position of known texts, and the duration of its steps.
 
 A greedy text does not depend on the drafter. The target therefore processes it once, in one pass over all positions,
 and the drafter gets the target's features position by position, as if every draft had been rejected. The matching
@@ -31,7 +31,7 @@ Case = tuple[int, int]  # requests, draft_len
 
 @dataclass(frozen=True)
 class ReplayedDraft:
-    """The draft at one position: its depth, its number of tokens, and how many tokens in a row match the text."""
+    """The draft at one position: its depth, its number of tokens, and how many of them in a row match the text."""
 
     depth: int
     tokens: int
@@ -42,10 +42,10 @@ class ReplayedDraft:
 def replay(
     speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max_tokens: int
 ) -> list[list[ReplayedDraft]]:
-    """Return the proposals after each output token except the last, for each (prompt, output) text.
+    """Return the drafts after each output token except the last, for each (prompt, output) text.
 
     `texts` has at most as many entries as the speculator has rows; each output has at least one token. `max_tokens`
-    bounds one pass of the target. Only for drafters with `Drafter.replays`.
+    limits the tokens in one pass of the target. The drafter must have `Drafter.replays`.
     """
     order = sorted(range(len(texts)), key=lambda number: -len(texts[number][1]))
     ordered = [texts[number] for number in order]
@@ -64,7 +64,10 @@ def replay(
 
 
 def _prefill(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max_tokens: int) -> Tensor | None:
-    """Prefill the target with the texts and the drafter with the prompts; return the target's features."""
+    """Prefill the target with the texts and the drafter with the prompts; return the target's features.
+
+    They are [texts, positions, aux_layers * hidden], or None for a drafter without auxiliary layers.
+    """
     whole, drafter = [[*prompt, *output] for prompt, output in texts], speculator.drafter
     found = prefill(speculator.target, whole, 0, max_tokens, drafter.aux_layers)
     drafter.begin([prompt for prompt, _ in texts], 0, max_tokens)
@@ -74,7 +77,7 @@ def _prefill(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max
 
 
 def _rejected(following: Sequence[Tokens], features: Tensor | None, ends: Sequence[int]) -> VerifyOutcome:
-    """Return the outcome of a step that accepts no drafts; each text continues with its actual next token."""
+    """Return the outcome of a step that rejects all drafts and continues each text with its actual next token."""
     results = [VerifyResult([], rest[0]) for rest in following]
     if features is not None:
         features = torch.stack([features[row, end] for row, end in enumerate(ends)]).unsqueeze(1)
@@ -82,7 +85,7 @@ def _rejected(following: Sequence[Tokens], features: Tensor | None, ends: Sequen
 
 
 def _compare(draft: DraftTokens, following: Sequence[Tokens]) -> list[ReplayedDraft]:
-    """Compare each row's draft with the tokens that follow in its text."""
+    """Compare each row's draft with the actual continuation of its text."""
     tokens = draft.tokens.tolist()
     if draft.tree is None:
         lens = draft.lens or [len(row) for row in tokens]
@@ -104,7 +107,7 @@ def _common_prefix(drafted: Tokens, rest: Tokens) -> int:
 
 
 def _path(children: list[list[int]], tokens: Tokens, rest: Tokens) -> int:
-    """Return the depth of the longest path of a tree that matches a text; `tokens` belong to nodes 1, 2, ..."""
+    """Return the depth of the longest tree path that matches a text; `tokens` belong to nodes 1, 2, ..."""
     node = 0
     for depth, token in enumerate(rest):
         found = next((child for child in children[node] if tokens[child - 1] == token), None)
@@ -127,10 +130,11 @@ def step_times(
     max_tokens: int,
     on_round: Callable[[int], None] = lambda done: None,
 ) -> dict[Case, list[float]]:
-    """Return the mean seconds of a step, including draft, verification and bookkeeping, of each round and case.
+    """Return the mean seconds per step for each case, (requests, draft_len), with one value per round.
 
-    A mean covers at least `steps` steps and, if the answers are long enough, about `least_s` seconds. All cases are
-    thus measured over a similar time; otherwise short steps could all fall into a fast moment of the machine.
+    A step includes draft, verification and bookkeeping. A mean covers at least `steps` steps and, if the answers are
+    long enough, about `least_s` seconds. All cases are thus measured over a similar time; otherwise short steps could
+    all fall into a fast moment of the machine.
 
     The rows are taken from `texts` (prompt, answer), which are repeated if there are too few. As on a server, the rows
     are at different positions of their answers, from the first token to the last; the longest row determines the time
@@ -156,7 +160,7 @@ def step_times(
 def prefill_seconds(
     speculator: Speculator, prompts: Sequence[Tokens], *, rounds: int, max_tokens: int
 ) -> tuple[float, float]:
-    """Return the mean seconds of a prefill, with the target alone and with the drafter: the minimum over `rounds`."""
+    """Return the mean prefill seconds per prompt, without and with the drafter: the minimum over `rounds`."""
     alone, whole = list[float](), list[float]()
     for _ in range(rounds + 1):
         started = time.perf_counter()
@@ -182,7 +186,8 @@ def _prefill_batch(
 ) -> list[RunningRequest]:
     """Prefill `rows` texts, cut between their answer's first token and `growth` tokens before its last.
 
-    Texts that leave no room for `most` new tokens lose their first tokens.
+    Texts that leave no room for `most` new tokens lose their first tokens. Raises TrtspecError if `most` tokens do not
+    fit at all.
     """
     longest = speculator.settings.max_seq_len
     room = longest - most - 2
@@ -198,7 +203,7 @@ def _prefill_batch(
 
 
 def _run(speculator: Speculator, batch: Sequence[RunningRequest], draft_len: int, steps: int) -> tuple[float, int]:
-    """Return the mean seconds of a step of `draft_len`, after one untimed step, and the mean output tokens of a row."""
+    """Return the mean seconds per step of `draft_len`, after one untimed step, and the mean output tokens of a row."""
     for running in batch:
         running.request = replace(running.request, draft_len=draft_len)
     _step(speculator, batch)

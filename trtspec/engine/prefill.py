@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill of a decoder's cache with texts of different lengths, and reuse of the prefixes of finished texts.
 
-Texts are processed in chunks of a bounded number of tokens. Requests share system prompts and conversations, whose keys
-and values the prefix cache keeps. BLS clients resend the whole text on each call and benefit too.
+Texts are processed in chunks of a bounded number of tokens. The prefix cache keeps the keys and values of system
+prompts and conversations that requests share. BLS clients resend the whole text on each call and benefit too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PASS_TOKENS = 64  # a separate pass costs about as much as this many padding tok
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """The first tokens of a text, and the slots of their keys and values."""
+    """Token ids of a cached text, and the slots of their keys and values."""
 
     ids: Ids
     slots: Slots
 
 
 class PrefixCache:
-    """Cached texts of at most `max_tokens` in total; the least recently used text is evicted first.
+    """Cache of finished texts with at most `max_tokens` in total; the least recently used text is evicted first.
 
     Keys and values are stored in one tensor that is allocated once. Separate allocations of varying length and age
     would fragment the allocator's memory.
@@ -46,7 +46,7 @@ class PrefixCache:
         self._kept: list[CachedPrefix] = []  # in the order of their last use
 
     def retain(self, row: int, text: Sequence[int], length: int) -> None:
-        """Cache the first `length` tokens of a text, or all of a shorter text, with their keys and values of a row."""
+        """Cache the first `length` tokens of a row's text with their keys and values; skip texts over `max_tokens`."""
         ids = np.array(text[:length], np.int32)
         if not 0 < len(ids) <= self._max_tokens:
             return
@@ -118,10 +118,10 @@ def group_by_length(lens: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass
 class Prefilled:
-    """The model's output for some texts.
+    """Output of the model for some texts.
 
-    `logits` [texts, tail + 1, vocab]: column i is after all but the last tail - i tokens of a text. `features`
-    are the hidden states [texts, width, aux_layers * hidden] of each chunk, with the chunk's start.
+    `logits` are [texts, tail + 1, vocab]; column i has the logits after all but the last tail - i tokens of a text.
+    `features` are the hidden states [texts, width, aux_layers * hidden] of each chunk, with the chunk's start.
     """
 
     logits: Tensor
@@ -137,7 +137,7 @@ def prefill(
     tails: Sequence[int] = (),
     starts: Sequence[int] = (),
 ) -> Prefilled:
-    """Fill rows `first_row`, ... with the texts.
+    """Write the keys and values of the texts to rows `first_row`, `first_row` + 1, ... of the model's cache.
 
     Shorter texts are padded on the right; padding is masked until real tokens overwrite it.
 
@@ -148,7 +148,7 @@ def prefill(
         max_tokens: the maximum number of tokens, including padding, in one pass of the model.
         aux_layers: hidden states to return (see `Decoder.forward_with_features`).
         tails: the length of each text's tail in tokens, 0 by default. `logits` beyond it are meaningless.
-        starts: the number of leading tokens of each text that its row already holds, 0 by default. At least the tail
+        starts: the number of leading tokens of each text that are already in its row, 0 by default. At least the tail
             and one more token must remain. `features` then cover only the remaining tokens.
     """
     rows = len(texts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a torch engine, passed to a served model as one JSON parameter. Does not import torch."""
+"""Settings of a torch engine, passed to a served model as one JSON parameter; importing them loads no torch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 
 # Kinds of rotary scaling with which the torch engine accepts texts longer than the model's original positions. Dynamic
-# scaling is excluded: beyond them it changes the positions of the whole text with its length.
+# scaling is excluded: beyond these positions, it changes the rotation of the whole text with its length.
 EXTENDED_ROPE_KINDS = frozenset({"linear", "yarn"})
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The settings of an engine.
+    """Settings of a torch engine.
 
     `method`, `draft_len` and the method's `options` configure speculation. `schedule` has pairs (requests, draft_len):
     while at most `requests` run, `draft_len` tokens are drafted; with more than the last pair allows, drafting is off.
-    A chain ends where the product of the draft's confidence in its tokens falls below `confidence`. `verify` selects
-    how a chain is accepted: token by token ("standard") or as a "block". `max_seq_len` bounds prompt plus new tokens of
-    a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step and `max_queue_size`
-    the number of waiting requests. `device` is "auto", "cpu" or "cuda"; `dtype` is "auto", "float32", "bfloat16" or
-    "float16". `kernels` are compiled verification libraries; the first that works on this machine is used, otherwise
-    torch. `keeps_texts` enables the prefix cache.
+    A chain ends where the product of the draft's confidence in its tokens falls below `confidence`. `verify` is the
+    acceptance rule of chains: token by token ("standard") or as a "block".
+
+    `max_seq_len` limits prompt plus new tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the
+    tokens of one prefill step and `max_queue_size` the number of waiting requests. `device` is "auto", "cpu" or "cuda";
+    `dtype` is "auto", "float32", "bfloat16" or "float16". `kernels` are compiled verification libraries; the first that
+    works on this machine is used, otherwise torch. `keeps_texts` enables the prefix cache.
     """
 
     method: str = "none"
@@ -71,14 +72,14 @@ class EngineSettings:
 
     @classmethod
     def from_json(cls, text: str) -> EngineSettings:
-        """Return the settings that `as_json` wrote; raise TrtspecError for any other text."""
+        """Parse the settings that `as_json` wrote; raise TrtspecError for any other text."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as error:
             raise TrtspecError(f"invalid engine settings: {error}", hint="build the artifact again") from None
 
     def as_json(self) -> str:
-        """Return all settings as JSON except `kernels`, whose paths depend on the machine, and `keeps_texts`."""
+        """Return the settings as JSON, without `kernels`, whose paths depend on the machine, and `keeps_texts`."""
         document = asdict(replace(self, kernels=()))
         del document["kernels"], document["keeps_texts"]
         usual = {"schedule": not self.schedule, "confidence": not self.confidence, "verify": self.verify == "standard"}
@@ -87,7 +88,7 @@ class EngineSettings:
         return json.dumps(document, sort_keys=True)
 
     def scheduled(self, rows: int, most: int) -> int:
-        """Return the draft length while `rows` requests run, at most `most`; `most` without a schedule."""
+        """Return the draft length, at most `most`, while `rows` requests run; `most` without a schedule."""
         if not self.schedule:
             return most
         return min(most, next((draft_len for requests, draft_len in self.schedule if rows <= requests), 0))
@@ -96,7 +97,7 @@ class EngineSettings:
     def reuse_tokens(self) -> int:
         """Return the size of the prefix cache in tokens.
 
-        It is 0 if a head drafts: the head needs the target's hidden states of the whole text, which are not cached.
+        It is 0 for draft heads, because they need the target's hidden states of the whole text, which are not cached.
         """
         reads_hidden = find_method(self.method).drafts_with == "head"
         return self.max_batch_size * self.max_seq_len if self.keeps_texts and not reads_hidden else 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target with its drafter: prefills prompts, and runs one step for the rows of a batch.
+"""Prefill and decoding steps of a target model with its drafter, for the rows of a batch.
 
 A step drafts, runs one pass of the target, verifies and compacts the cache. Queues, threads and clients are handled by
 `engine`. External drafts, which are sent with requests, are verified together with the prompts. The target's logits are
-edited as requests want before tokens are chosen, and scores are computed from the unedited logits.
+edited as requests specify before tokens are chosen, and scores are computed from the unedited logits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def apply_edits(logits: Tensor, batch: Sequence[RunningRequest], tokens: Tensor, tree: Tree | None) -> Tensor:
-    """Return the edited logits; `logits` itself if no request has edits.
+    """Return the logits with each request's edits applied; `logits` itself if no request has edits.
 
     Each node is edited as if the tokens on its path were part of the text. The token after an accepted draft is
     therefore the same as without speculation.
@@ -61,7 +61,7 @@ def apply_edits(logits: Tensor, batch: Sequence[RunningRequest], tokens: Tensor,
 
 
 def _sees(tree: Tree | None, row: int, nodes: int) -> Bools:
-    """Return which nodes are on the path to each node [nodes, nodes]; the root is excluded, it is part of the text."""
+    """Return a mask [nodes, nodes] of the nodes on the path to each node, without the root, which is in the text."""
     sees: Bools = np.tri(nodes, dtype=np.bool_) if tree is None else tree.sees[row % len(tree.sees)].copy()
     sees[:, 0] = False
     return sees
@@ -141,7 +141,7 @@ def _repeating(text: Sequence[int], size: int) -> list[int]:
 
 
 def score(request: EngineRequest, logits: Tensor, tokens: Sequence[int]) -> Scores:
-    """Return the scores that a request wants for `tokens`, from the target's logits [len(tokens), vocab]."""
+    """Compute the scores that a request asked for, for `tokens` and the target's logits [len(tokens), vocab]."""
     logits = logits.float()
     returned = logits.cpu().numpy() if request.return_logits else None
     if not request.return_log_probs:
@@ -153,7 +153,7 @@ def score(request: EngineRequest, logits: Tensor, tokens: Sequence[int]) -> Scor
 
 
 class ExternalDrafts:
-    """The external drafts of a batch: `tokens` [rows, width], of which the first `lens[row]` of a row are valid."""
+    """External drafts of a batch: `tokens` [rows, width], of which the first `lens[row]` of a row are valid."""
 
     def __init__(self, batch: Sequence[RunningRequest], device: torch.device) -> None:
         self._batch, self.lens = batch, [len(running.external_draft) for running in batch]
@@ -165,8 +165,8 @@ class ExternalDrafts:
         """Return the draft's distributions [rows, width, vocab], or None if no request has draft_logits.
 
         They are softmax(draft_logits), independent of the request's sampling options, as in TensorRT-LLM
-        (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15). Rows without
-        draft_logits are one-hot, which means deterministic tokens.
+        (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15). Rows without draft_logits
+        are one-hot, which means deterministic tokens.
         """
         drawn_by = [running.request.draft_logits for running in self._batch]
         vocab = next((logits.shape[1] for logits in drawn_by if logits is not None), None)
@@ -181,9 +181,9 @@ class ExternalDrafts:
         return torch.softmax(rows, -1)
 
     def uniforms(self) -> Tensor:
-        """Return [rows, width + 1] in [0, 1): one for each token, and one for the next token in the last column.
+        """Return random numbers [rows, width + 1] in [0, 1): one per draft token, then one for the next token.
 
-        Each request reads numbers only for its own tokens, so they do not depend on the other rows.
+        Each request draws numbers only for its own tokens, so they do not depend on the other rows.
         """
         padded = np.zeros((len(self._batch), self.tokens.shape[1] + 1))
         for row, (running, length) in enumerate(zip(self._batch, self.lens, strict=True)):
@@ -193,7 +193,10 @@ class ExternalDrafts:
 
 
 class Speculator:
-    """Created by `Speculator.load`; the rows of a batch are rows 0, 1, ... of the target's cache and of `guard`."""
+    """A loaded target and drafter that decode a batch; use `Speculator.load` to create one.
+
+    The rows of a batch are rows 0, 1, ... of the target's cache and of `guard`, which wraps the drafter.
+    """
 
     def __init__(
         self,
@@ -215,7 +218,7 @@ class Speculator:
 
     @classmethod
     def load(cls, target: Path, draft: Path | None, settings: EngineSettings) -> Speculator:
-        """Load converted checkpoints; raise TrtspecError if they do not fit together or do not fit the settings."""
+        """Load converted checkpoints; raise TrtspecError if they do not match each other or the settings."""
         method = find_method(settings.method)
         drafter_class = find_extension("trtspec.methods", "DRAFTER", settings.method, "speculation method", "drafter")
         options = method.parse(dict(settings.options))
@@ -235,7 +238,10 @@ class Speculator:
         return cls(model, drafter, verifier, draft_shape, method, options, settings)
 
     def request_options(self, request: EngineRequest) -> Options:
-        """Return the method's options as lowered by a request; raise TrtspecError if it raises or may not set one."""
+        """Return the method's options as lowered by a request.
+
+        Raises TrtspecError if the request raises an option or sets one that the drafter does not let requests lower.
+        """
         if not request.options:
             return self._options
         options = self._options.model_dump()
@@ -253,8 +259,8 @@ class Speculator:
     def prefill(self, batch: Sequence[RunningRequest], first_row: int, max_tokens: int) -> list[DecodingStep]:
         """Prefill the prompts of new requests, at most `max_tokens` per pass, and verify their external drafts.
 
-        External drafts are accepted by the exact rule of chains, even if the method uses another rule. A request with
-        an external draft ends here, without a step.
+        External drafts are accepted by the exact rule for chains, even if the method uses another rule. A request with
+        an external draft ends with this call, without a step.
         """
         external = ExternalDrafts(batch, self.target.device)
         texts = [[*running.text, *running.external_draft] for running in batch]
@@ -309,7 +315,7 @@ class Speculator:
             self._prefixes.retain(row, text, len(text) - 1)  # the last token was not processed yet
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move row `source`, which is `length` tokens long, to row `target`."""
+        """Move row `source`, which has `length` tokens, to row `target`."""
         self.target.cache.move_row(source, target, length)
         self.guard.move_row(source, target)
 
@@ -375,7 +381,10 @@ def _progress(
     results: Sequence[VerifyResult],
     logits: Tensor,
 ) -> list[DecodingStep]:
-    """Return the progress of each row from its result, its tokens and its logits by node [rows, nodes, vocab]."""
+    """Return the decoding step of each row.
+
+    `tokens` are by row and node, `drafted` counts each row's drafted tokens, and `logits` are [rows, nodes, vocab].
+    """
     progress = []
     for row, (running, result) in enumerate(zip(batch, results, strict=True)):
         accepted = [tokens[row][node] for node in result.path]
@@ -387,7 +396,7 @@ def _progress(
 
 
 def _moves(starts: list[int], results: list[VerifyResult]) -> list[tuple[int, int, int]]:
-    """Return the cache moves (row, from, to) of accepted nodes, which are stored by number, to their depths."""
+    """Return moves (row, from, to) of the accepted nodes' keys from positions by node number to positions by depth."""
     return [
         (row, starts[row] + node, starts[row] + depth)
         for row, result in enumerate(results)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a draft on a user's prompts, and test on held-out prompts whether it has improved."""
+"""Training of a draft on a user's prompts, and its evaluation on held-out prompts."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Padded batches of texts, in an order determined by a seed, the target's outputs for them, and off-policy responses.
+"""Padded batches of texts in a seeded order, the target's outputs for them, and detection of off-policy responses.
 
 The target is the teacher: its logits and hidden states are cached if they fit into memory. Cached texts are computed in
 batches that depend on their list alone, because the last bit of a sum depends on the batch. Therefore the result does
@@ -8,8 +8,8 @@ not depend on when a training was interrupted.
 Responses that came with prompts may be off-policy. If x was sampled from the target's p, the product over tokens of
 q(x) / p(x) has expectation 1 for any q, so it exceeds 1 / a with probability at most a (Ville 1939). Here q is p to the
 power 1/2, normalized: it is flatter, so the ratio grows with every token that is improbable for the target. For greedy
-responses it is even smaller. Each response is tested, and the beginnings of all responses together: responses to other
-prompts differ there, whatever follows.
+responses it is even smaller. Each response is tested, and so are the beginnings of all responses together: responses to
+other prompts differ at the beginning, whatever follows.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ STEP_ROWS = 8  # rows per optimizer step: more steps help more than larger ones
 class TrainingBatch:
     """Texts [rows, width], padded on the right, and the places of the target's predictions for drafted tokens.
 
-    `rows` and `positions` [n] locate every token after which a draft is evaluated: the next token belongs to a response
-    and is not its first, which comes from the prefill. `depths` number them from 0 in each response, `following` are
-    the tokens after them, and `counts` their numbers in each row. `grid` [rows, maximum per row] has their positions
-    row by row, padded; `is_valid` selects the places, in the order of `positions`. Responses have at least two tokens.
+    A place is a token after which a draft is evaluated: the next token belongs to a response and is not its first,
+    which comes from the prefill. `rows` and `positions` [n] locate the places. `depths` number them from 0 in each
+    response, `following` are the tokens after them, and `counts` is their number in each row. `grid` [rows, maximum per
+    row] has their positions row by row, padded; `is_valid` selects the places, in the order of `positions`. Responses
+    have at least two tokens.
     """
 
     def __init__(self, texts: Sequence[TrainingText], device: torch.device) -> None:
@@ -58,18 +59,18 @@ class TrainingBatch:
         self.is_valid = numbers < torch.tensor(self.counts, device=device).unsqueeze(1)
 
     def tokens_after(self, step: int) -> Tensor:
-        """Return the tokens [n] that are `step` after the places; undefined beyond the text."""
+        """Return the token [n] that is `step` positions after each place; undefined beyond the text."""
         return self.tokens[self.rows, (self.positions + step).clamp(max=self.tokens.shape[1] - 1)]
 
     def flat(self, back: int = 0) -> Tensor:
-        """Return indices into rows * width of the places, shifted left by `back`."""
+        """Return the flat indices, into rows * width, of the positions `back` before the places."""
         return self.rows * self.tokens.shape[1] + self.positions - back
 
 
 def training_batches(texts: Sequence[TrainingText], rows: int, seed: int, first: int) -> Iterator[list[TrainingText]]:
     """Yield `rows` texts per step, endlessly from step `first`; each epoch uses each text once in a new order.
 
-    Texts to keep are repeated as in `pool`.
+    Regression texts are repeated as in `pool`.
     """
     taken = pool(texts)
     rows = min(rows, len(taken))
@@ -96,7 +97,7 @@ TargetOutput = tuple[Tensor, Tensor]  # logits and features
 
 
 class Teacher:
-    """A converted checkpoint in the torch engine, with memory for one batch of the given texts."""
+    """The target, a converted checkpoint in the torch engine, with a KV cache for one batch of the given texts."""
 
     def __init__(self, root: Path, texts: Sequence[TrainingText]) -> None:
         device, checkpoint = choose_device("auto"), load_checkpoint(root)
@@ -107,9 +108,9 @@ class Teacher:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, at: Tensor, aux_layers: Sequence[int]) -> TargetOutput:
-        """Return logits [len(at), vocab] at flat indices, and features [rows, width, aux_layers * hidden], in float32.
+        """Return float32 logits [len(at), vocab] and features [rows, width, aux_layers * hidden] for `tokens`.
 
-        Without `aux_layers` the width of the features is 0.
+        `at` are flat indices into rows * width. Without `aux_layers` the last dimension of the features is 0.
         """
         rows, width = tokens.shape
         window = self.model.windows.chain([0] * rows, width)
@@ -119,7 +120,7 @@ class Teacher:
 
 
 class TargetOutputs:
-    """The target's logits at the places of batches of `texts`, and its hidden states at `aux_layers`."""
+    """The target's logits and hidden states at `aux_layers` for batches of `texts`, cached if they fit in 1 GiB."""
 
     def __init__(self, teacher: Teacher, aux_layers: Sequence[int], texts: Sequence[TrainingText]) -> None:
         self.teacher, self.aux_layers = teacher, aux_layers
@@ -132,7 +133,7 @@ class TargetOutputs:
         self._fits = ITEM_BYTES * (logits + features) <= MOST_BYTES
 
     def of(self, batch: TrainingBatch) -> TargetOutput:
-        """Return logits [places, vocab] and features [rows, width, aux_layers * hidden]."""
+        """Return the target's logits [places, vocab] and features [rows, width, aux_layers * hidden] for a batch."""
         if not self._fits:
             return self.teacher.read(batch.tokens, batch.flat(), self.aux_layers)
         for text in batch.texts:
@@ -142,7 +143,7 @@ class TargetOutputs:
         return cat(logits), pad_sequence(list(features), batch_first=True)
 
     def _compute(self, first: int) -> None:
-        """Compute the batch of the list that starts at `first`."""
+        """Compute and cache the outputs of the batch of texts that starts at `first`."""
         batch = TrainingBatch(self._texts[first : first + self.teacher.rows], self.teacher.model.device)
         logits, features = self.teacher.read(batch.tokens, batch.flat(), self.aux_layers)
         for row, (text, own) in enumerate(zip(batch.texts, split_with_sizes(logits, batch.counts), strict=True)):
@@ -189,7 +190,10 @@ def _tested(texts: Sequence[TrainingText], teacher: Teacher) -> Iterator[tuple[O
 
 
 def diagnose(foreign: Sequence[OffPolicyText], own: Sequence[tuple[int, ...]], texts: Sequence[TrainingText]) -> str:
-    """Return what is wrong with responses; `own` are the target's to the first prompts, `texts` all given ones."""
+    """Return the probable cause of off-policy responses, as a part of an error message.
+
+    `own` are the target's responses to the first prompts of `foreign`, and `texts` all texts with given responses.
+    """
     begins = {text.answer[:COMPARED]: text.name for text in texts}
     for each, answer in zip(foreign, own, strict=False):
         given, head = each.text.answer, answer[:COMPARED]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that generate the target's responses to the prompts, and create, measure and train a draft on them.
+"""Steps that generate the target's responses to the prompts, and create, measure and train a draft on them.
 
 Responses are greedy, and for training also sampled. Acceptance is measured on the held-out prompts.
 """
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from trtspec.engine.engine import Engine
 
 
-DIAGNOSED = 16  # off-policy responses to compare with the target's
+DIAGNOSED = 16  # number of off-policy responses to compare with the target's
 HINT = "remove the answers; the target generates them"
 
 
 @dataclass(frozen=True)
 class AnswerPrompts(Step):
-    """Write `texts.jsonl` with a response of 1 to `max_tokens` tokens for each prompt.
+    """Step that writes `texts.jsonl` with a response of 1 to `max_tokens` tokens for each prompt.
 
-    Responses in the prompt file are used if they are on-policy, and rejected otherwise. `sampled` is the number of
+    Responses in the prompt file are used if they are on-policy; otherwise the step fails. `sampled` is the number of
     additional responses per training prompt, at temperature 1. `settings` are the engine's, as JSON. `model` is the
     `bare_key` of `target`, because embedded draft heads do not change the responses.
     """
@@ -71,7 +71,7 @@ class AnswerPrompts(Step):
     sampled: int
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Generate responses; TrtspecError for off-policy responses in the file, and if the target generates none."""
+        """Generate responses; raise TrtspecError if given responses are off-policy or the target generates none."""
         texts = read_texts(inputs[self.prompts] / TEXTS)
         given = [replace(text, answer=text.answer[: self.max_tokens]) for text in texts if text.given]
         with self.tokenizer.unchanged():
@@ -141,7 +141,7 @@ def _check_responses(tokens: set[int]) -> None:
 
 @contextmanager
 def _open(target: Path, settings: str, tokenizer: Path) -> Iterator[Engine]:
-    """Load the target alone into the torch engine while the block runs."""
+    """Load the target without a draft into the torch engine for the duration of the block."""
     from trtspec.engine.engine import Engine
 
     engine = Engine(target, None, EngineSettings.from_json(settings), tokenizer)
@@ -158,9 +158,9 @@ VALIDATION_TEXTS = 48
 
 @dataclass(frozen=True)
 class MakeDraft(Step):
-    """Write a draft of a method for the model in `target`, as a Hugging Face directory in a supported dialect.
+    """Step that writes a new draft for the model in `target`, as a Hugging Face directory in a supported dialect.
 
-    It drafts `draft_len` consecutive tokens; the training texts determine its draft vocabulary.
+    The draft proposes `draft_len` consecutive tokens; the training texts determine its draft vocabulary.
     """
 
     VERSION: ClassVar[int] = 2
@@ -173,7 +173,7 @@ class MakeDraft(Step):
     seed: int
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Create the draft; TrtspecError for sizes that do not fit the target."""
+        """Create the draft; raise TrtspecError for sizes that do not match the target."""
         from trtspec.training.tensors import make_part
         from trtspec.training.trainable import DraftInitializer, find_trainable  # imports torch
 
@@ -191,9 +191,9 @@ class MakeDraft(Step):
 
 @dataclass(frozen=True)
 class MeasureDraft(Step):
-    """Write `counts.json`: the steps of each held-out text.
+    """Step that writes `counts.json`: the acceptance counts of each held-out text.
 
-    `settings` are the engine's, as JSON; `when` is only part of the name.
+    `settings` are the engine's, as JSON; `when` ("before" or "after") only affects the step's name.
     """
 
     VERSION: ClassVar[int] = 1
@@ -206,11 +206,10 @@ class MeasureDraft(Step):
 
     @property
     def name(self) -> str:
-        """Return `measure-before` or `measure-after`."""
         return f"measure-{self.when}"
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Measure; TrtspecError if the target's responses are too short."""
+        """Replay the draft on the held-out texts; raise TrtspecError if the target's responses are too short."""
         from trtspec.engine.speculator import Speculator
 
         texts = read_held_out(inputs[self.texts])
@@ -227,17 +226,17 @@ class MeasureDraft(Step):
 
 
 def evaluation_texts(texts: Sequence[TrainingText]) -> list[TrainingText]:
-    """Return the evaluation texts: held-out ones whose response has a token that can be drafted."""
+    """Return the evaluation texts: held-out texts whose response has a token that can be drafted."""
     return [text for text in texts if text.side == HELD_OUT and len(text.answer) > 1]
 
 
 def read_held_out(answers: Path) -> list[TrainingText]:
-    """Return the evaluation texts in the output of `AnswerPrompts`."""
+    """Load the evaluation texts from the output directory of `AnswerPrompts`."""
     return evaluation_texts(read_texts(answers / TEXTS))
 
 
 def read_counts(path: Path) -> list[StepCounts]:
-    """Return the step's output, in the order of `evaluation_texts`."""
+    """Load the counts from the output directory of `MeasureDraft`, in the order of `evaluation_texts`."""
     return [
         StepCounts(each["steps"], each["drafted"], each["accepted"], tuple(each["reached"]), tuple(each["drafted_at"]))
         for each in json.loads((path / COUNTS).read_text())
@@ -246,7 +245,7 @@ def read_counts(path: Path) -> list[StepCounts]:
 
 @dataclass(frozen=True)
 class TrainDraft(Step):
-    """Train the draft in `source` for its target, and write a Hugging Face directory of the same layout."""
+    """Step that trains the draft in `source` for its target, and writes a Hugging Face directory of the same layout."""
 
     VERSION: ClassVar[int] = 1
     RESUMABLE: ClassVar[bool] = True
@@ -259,7 +258,7 @@ class TrainDraft(Step):
     settings: TrainSettings
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Train; TrtspecError for a draft that cannot be trained, and for unsuitable responses."""
+        """Train; raise TrtspecError for a draft that cannot be trained, and for unsuitable responses."""
         from trtspec.training.batches import TargetOutputs, Teacher
         from trtspec.training.tensors import write_checkpoint
         from trtspec.training.trainable import DraftSource, find_trainable  # imports torch

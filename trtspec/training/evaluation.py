@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluation of a trained draft on every kind of prompt: comparison with the previous draft, decision, publication.
 
-Confidence intervals decide whether the trained draft may replace the previous one.
+Confidence intervals decide if the trained draft may replace the previous one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from trtspec.training.texts import TrainingText
 
 FORMAT_VERSION, KIND = 1, "train"
 MIN_EVAL_PROMPTS = 6  # texts; with fewer, all gain by chance with a probability above 2 ** -6
-MOST_LOSS = 0.02  # of the mean accepted length of a kind to keep, regardless of its interval
+MOST_LOSS = 0.02  # of the mean accepted length of a regression kind, regardless of its interval
 
 
 @dataclass(frozen=True)
 class AcceptanceComparison:
-    """Acceptance on the same texts before and after; `kept` for regression prompts."""
+    """Acceptance on the same texts before and after training; `kept` is set for regression prompts."""
 
     kind: str
     kept: bool
@@ -57,12 +57,12 @@ class AcceptanceComparison:
 
     @property
     def is_better(self) -> bool:
-        """Return whether the interval is above 0 and based on enough texts."""
+        """Return whether the confidence interval of the change is above 0 and is based on enough texts."""
         return self.change.low > 0 and self._has_enough_texts
 
     @property
     def is_worse(self) -> bool:
-        """Return whether the interval is below 0, or a kind to keep has lost too much.
+        """Return whether the confidence interval of the change is below 0, or a regression kind lost too much.
 
         With few texts the interval may be a single point, which counts only if the loss is large.
         """
@@ -87,13 +87,12 @@ class AcceptanceComparison:
         }
 
     def sides(self) -> dict[str, Any]:
-        """Return the document's keys on both drafts and the change."""
+        """Return the JSON document's keys "before", "after" and "change"."""
         before, after = map(_describe_acceptance, (self.before, self.after))
         return {"before": before, "after": after, "change": self.change.as_list()}
 
 
 def _describe_acceptance(found: AcceptanceStats) -> dict[str, Any]:
-    """Return the document's section on one draft's acceptance."""
     value, low, high = found.token_weighted.as_list()
     return {
         "mean_accepted_len": value,
@@ -105,7 +104,7 @@ def _describe_acceptance(found: AcceptanceStats) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DraftComparison:
-    """The comparison on all prompts of the new traffic, and on each kind of them and of those to keep.
+    """Comparison of two drafts: on all prompts of the new traffic, and on each kind, including regression prompts.
 
     `step_cost` is the minimum cost of a step that drafts, in steps of the target alone; 0 to ignore it.
     """
@@ -147,11 +146,11 @@ class DraftComparison:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of a training: the draft at `trained`, which is published to `out`, and its comparison.
+    """Result of a training: the draft at `trained`, its destination `out`, and its comparison with the previous one.
 
-    A draft `from_scratch` is compared with the target alone, whose steps yield one token each. `record` is the
-    training's, `left_out` counts prompts that were too long, and `prompt_digests` covers the prompts used for training
-    or validation. `target` is the model and its digest.
+    A draft `from_scratch` is compared with the target alone, whose steps yield one token each. `record` describes the
+    training run, `left_out` counts prompts that were too long, and `prompt_digests` covers the prompts used for
+    training or validation. `target` is the model and its digest.
     """
 
     name: str
@@ -189,7 +188,7 @@ class TrainResult:
 
 
 def check_draft_path(out: Path) -> None:
-    """Raise TrtspecError if `out` exists and is not a trained draft, or is not writable."""
+    """Raise TrtspecError if `out` exists and is not a trained draft, or cannot be written."""
     if out.exists() and not (out / RECORD).is_file():
         raise TrtspecError("not a trained draft; refusing to overwrite", where=str(out), hint="choose another --out")
     above = next(each for each in Path(os.path.abspath(out)).parents if each.exists())

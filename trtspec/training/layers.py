@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The differentiable parts of drafts: decoder layers, attention of chains and blocks, weights shared with the target.
+"""Differentiable parts of drafts: decoder layers, attention of chains and blocks, weights shared with the target.
 
-Tensors have TensorRT-LLM's names, so one layer supports every dense family and draft heads. The results
-are equal to those of the torch engine's fused and rearranged layers.
+Tensors have TensorRT-LLM's names, so one layer supports every dense family and draft heads. The layers compute the same
+results as the torch engine's fused and rearranged layers.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ MOST_PASSES = 7  # as in the training of EAGLE-3's authors: SafeAILab/EAGLE, tra
 
 
 def rms_norm(view: View, module: str, rows: Tensor, epsilon: float) -> Tensor:
-    """Normalize rows [..., n] with a module's weight."""
+    """Apply the RMS norm of a module to rows [..., n]."""
     weight = view[f"{module}.weight"]
     return F.rms_norm(rows, weight.shape, weight, epsilon)
 
 
 def linear(view: View, module: str, rows: Tensor) -> Tensor:
-    """Multiply rows with a module's matrix, and add its bias if there is one."""
+    """Multiply rows by a module's matrix, and add its bias if there is one."""
     return F.linear(rows, view[f"{module}.weight"], view.get(f"{module}.bias"))
 
 
 @dataclass(frozen=True)
 class TrainableLayer:
-    """A layer's tensors, whose names start with `prefix`, and its number in the model."""
+    """Decoder layer `number` of a model; its tensors are those in `view` with names that start with `prefix`."""
 
     view: View
     prefix: str
@@ -53,15 +53,15 @@ class TrainableLayer:
         return self.finish(hidden, mixed)
 
     def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        """Return the layer's output from its residual and its attention output, both [rows, positions, hidden]."""
+        """Return the layer's output, given its input and its attention output, both [rows, positions, hidden]."""
         _, attention_out, mlp_in, mlp_out = self.config.sublayer_norms
         hidden = hidden + self._written(self.linear(mixed, "attention.dense"), attention_out)
         return hidden + self._written(self._mlp(self.norm(hidden, mlp_in)), mlp_out)
 
     def heads(self, read: Tensor, at: Tensor | None = None) -> Heads:
-        """Return queries, keys and values, rotated by their positions.
+        """Return queries, keys and values of hidden states, with queries and keys rotated by their positions.
 
-        The positions are `at` [rows, positions], by default 0 and up.
+        The positions are `at` [rows, positions], by default 0, 1, ...
         """
         config = self.config
         counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
@@ -80,7 +80,7 @@ class TrainableLayer:
         return query, key, value.transpose(1, 2)
 
     def norm(self, rows: Tensor, module: str) -> Tensor:
-        """Normalize rows [..., n] with a module's weight; return them unchanged without a module."""
+        """Apply the RMS norm of a module to rows [..., n]; return them unchanged if `module` is ""."""
         return rms_norm(self.view, f"{self.prefix}.{module}", rows, self.config.norm_epsilon) if module else rows
 
     def linear(self, rows: Tensor, module: str) -> Tensor:
@@ -90,7 +90,7 @@ class TrainableLayer:
         return [self.norm(part, f"attention.{n}_layernorm") for n, part in zip("qk", parts, strict=True)]
 
     def _written(self, rows: Tensor, module: str) -> Tensor:
-        """Return a sublayer's output as it is added to the residual."""
+        """Return a sublayer's output, normalized and scaled, as it is added to the residual."""
         rows, factor = self.norm(rows, module), self.config.residual_multiplier
         return rows * factor if factor != 1.0 else rows
 
@@ -123,7 +123,7 @@ def adjust_logits(logits: Tensor, factor: float, cap: float) -> Tensor:
 
 
 class SharedWeights:
-    """A target's embedding and LM head rows [vocab, hidden], and the adjustment of its logits."""
+    """A target's embedding and LM head rows [vocab, hidden] in float32, and the adjustment of its logits."""
 
     def __init__(self, target: Decoder) -> None:
         head = target.lm_head
@@ -140,7 +140,10 @@ class SharedWeights:
 
 
 class RolloutAttention:
-    """Attention of chains over the text and their own earlier tokens, whose keys and values it stores."""
+    """Attention of chains to the text and to their own earlier tokens; stores the keys and values of each pass.
+
+    A chain starts at each place of the batch. The first pass reads the text, each later pass one token per chain.
+    """
 
     def __init__(self, batch: TrainingBatch) -> None:
         self._batch, self._starts = batch, batch.grid - 1
@@ -160,9 +163,9 @@ class RolloutAttention:
         return rows if self._keys else rows.gather(1, self._starts.unsqueeze(2).expand(-1, -1, rows.shape[2]))
 
     def attend(self, layer: TrainableLayer, read: Tensor) -> Tensor:
-        """Return a layer's attention output for the chains [rows, count, heads * head_size] in the next pass.
+        """Return a layer's attention output [rows, count, heads * head_size] for the chains in the next pass.
 
-        The input is [rows, width, n] in the first pass, then [rows, count, n].
+        The input `read` is [rows, width, n] in the first pass, then [rows, count, n].
         """
         config, step = layer.config, len(self._keys)
         query, key, value = layer.heads(read, self._starts + step if step else None)
@@ -187,7 +190,7 @@ class RolloutAttention:
 
 
 class BlockAttention:
-    """Blocks of `width` positions, each starting at a place of the batch; `count` is the maximum of places per row.
+    """Attention of blocks of `width` positions; a block starts at each place of the batch, at most `count` per row.
 
     A block attends to the text before its place and to itself, with `is_causal` only up to the current position.
     """
@@ -200,9 +203,9 @@ class BlockAttention:
         self._hidden = numbers > numbers.unsqueeze(1) if is_causal else None
 
     def attend(self, layer: TrainableLayer, known: Heads, read: Tensor) -> Tensor:
-        """Return a layer's attention output for the blocks, whose input is [rows, count * width, n]; the heads' width.
+        """Return a layer's attention output [rows, count * width, heads * head_size] for the blocks.
 
-        `known` are queries, keys and values of the text.
+        `known` are queries, keys and values of the text. The blocks' input `read` is [rows, count * width, n].
         """
         config = layer.config
         group = config.num_heads // config.num_kv_heads

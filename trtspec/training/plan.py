@@ -49,20 +49,20 @@ ORIGIN_KEYS = ("revision", "allow_pickle", "sha256")  # keys of a recipe's draft
 
 
 class TrainingProgress(Observer, Protocol):
-    """Shows the progress of the steps, including downloads and hashing of their sources."""
+    """Observer that shows the progress of the steps, including downloads and hashing of their sources."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Show the downloaded bytes of a source."""
+        """Show the downloaded and the total bytes of a source."""
 
     def reading(self, done: int, total: int) -> None:
-        """Show the hashed bytes of sources."""
+        """Show the hashed and the total bytes of the sources."""
 
 
 ProgressFactory = Callable[[], AbstractContextManager[TrainingProgress]]
 
 
 def plan_recipe(loaded: LoadedRecipe, watching: ProgressFactory) -> Build:
-    """Return the build of a recipe after downloading and reading all its sources."""
+    """Return the build plan of a recipe, after downloading and hashing all its sources."""
     with watching() as bars:
         prepare_sources(loaded, bars.preparing)
         return plan_build(loaded, read_all=True, on_read=bars.reading)
@@ -78,7 +78,7 @@ def run_steps(steps: list[Step], build: Build, watching: ProgressFactory) -> lis
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The options of the command; `out` is where an improved draft is written.
+    """Options of a training command; `out` is the destination of an improved draft.
 
     `sizes` apply to a draft created from scratch, if the recipe names none.
     """
@@ -96,12 +96,12 @@ class TrainRequest:
 
 
 def load_requested_recipe(request: TrainRequest, *overrides: str) -> LoadedRecipe:
-    """Return the recipe, with the engine of this process as backend."""
+    """Load the recipe of a request, with the engine of this process as backend."""
     return load_recipe(request.recipe, [*request.overrides, f"engine.backend={in_process_backend()[0]}", *overrides])
 
 
 def load_for_training(request: TrainRequest, able: Collection[str]) -> LoadedRecipe:
-    """Return the recipe as `load_requested_recipe` does; TrtspecError if its method is not one of `able`."""
+    """Load the recipe as `load_requested_recipe` does; raise TrtspecError if its method is not one of `able`."""
     loaded = load_requested_recipe(request)
     speculation = loaded.recipe.speculation
     if speculation.method not in able:
@@ -113,7 +113,7 @@ def load_for_training(request: TrainRequest, able: Collection[str]) -> LoadedRec
 
 
 def load_with_draft(request: TrainRequest, able: Collection[str]) -> LoadedRecipe:
-    """Return the recipe as `load_for_training` does; TrtspecError also if it names no draft."""
+    """Load the recipe as `load_for_training` does; raise TrtspecError also if it names no draft."""
     loaded = load_for_training(request, able)
     if loaded.recipe.speculation.draft is None:
         message = "names no draft, but external trainers start from one"
@@ -130,7 +130,7 @@ def check_no_sizes(request: TrainRequest) -> None:
 
 
 def section_with(request: TrainRequest, draft: Path) -> dict[str, Any]:
-    """Return the recipe's `speculation` with the draft at `draft`, as a path relative to the recipe."""
+    """Return the recipe's `speculation` section with the draft at `draft`, as a path relative to the recipe."""
     speculation = load_recipe(request.recipe, request.overrides).recipe.speculation
     section = speculation.model_dump(exclude_defaults=True, mode="json")
     model = relative_model(str(draft.absolute()), request.recipe.absolute().parent)
@@ -142,7 +142,7 @@ def _drafting(section: dict[str, Any], model: str) -> dict[str, Any]:
 
 
 def build_with(request: TrainRequest, draft: Path) -> Build:
-    """Return the recipe's build with the draft at `draft`, which is read and checked like any draft of a recipe."""
+    """Plan the recipe with the draft at `draft`, which is read and checked like any draft of a recipe."""
     section = load_recipe(request.recipe, request.overrides).recipe.speculation.draft
     own = section.model_dump(exclude_defaults=True, mode="json") if section else {}
     written = f"speculation.draft={json.dumps(_drafting(own, str(draft)))}"
@@ -150,7 +150,7 @@ def build_with(request: TrainRequest, draft: Path) -> Build:
 
 
 def answer_step(request: TrainRequest, build: Build) -> AnswerPrompts:
-    """Return the step that generates the target's responses to the prompts, with the step that splits them."""
+    """Return the step that generates the target's responses; its `prompts` is the step that splits the prompts."""
     reader, home = file_reader(), build.context.sources["target"]
     tokenizer = reader.read(home.root, home.tokenizer_files)
     target, engine = _converted(build)[0], build.recipe.engine
@@ -220,7 +220,7 @@ TrainingStep = Callable[[TrainRequest, Build, AnswerPrompts], Step]
 
 
 def run(request: TrainRequest, watching: ProgressFactory) -> TrainResult:
-    """Train the recipe's draft, and publish it if it is better; TrtspecError if that is not possible."""
+    """Train the recipe's draft, and publish it if it is better; raise TrtspecError if that is not possible."""
     loaded = load_for_training(request, extension_names("trtspec.methods", "training"))
     if loaded.recipe.speculation.draft is None:
         return _from_scratch(request, loaded, watching)
@@ -231,7 +231,10 @@ def run(request: TrainRequest, watching: ProgressFactory) -> TrainResult:
 def train_and_evaluate(
     request: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory, training: TrainingStep
 ) -> TrainResult:
-    """Evaluate the result of the `training` step on the recipe's draft, and publish it if it is better."""
+    """Evaluate the result of the `training` step on the recipe's draft, and publish it if it is better.
+
+    Raises TrtspecError if the draft's vocabulary differs from the target's.
+    """
     out = _output_dir(request, loaded)
     build = plan_recipe(loaded, watching)
     if build.context.translates:
@@ -280,7 +283,7 @@ def _result(
 
 
 def _from_scratch(request: TrainRequest, loaded: LoadedRecipe, watching: ProgressFactory) -> TrainResult:
-    """Create a draft of the recipe's method, train it and evaluate it."""
+    """Create a draft for the recipe's method, train it and evaluate it."""
     _check_makes(request, loaded)
     out = _output_dir(request, loaded)
     bare = plan_recipe(
@@ -303,7 +306,7 @@ def _from_scratch(request: TrainRequest, loaded: LoadedRecipe, watching: Progres
 
 
 def _check_makes(request: TrainRequest, loaded: LoadedRecipe) -> None:
-    """Raise TrtspecError for sizes and training options that the method's draft does not support."""
+    """Raise TrtspecError for sizes and training options that the method's new drafts do not support."""
     if request.settings.lora:
         message = "--lora does not change a draft's weights, which are random in a draft from scratch"
         raise TrtspecError(message, where=str(request.recipe), hint="remove it, or name a draft")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prune the draft vocabulary of a recipe's net, and measure the acceptance before and after.
+"""Prune the vocabulary of a recipe's draft, and measure the acceptance before and after.
 
 split -> generate responses -> measure before, prune -> convert the result -> measure after
 """
@@ -40,9 +40,9 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class ReduceDraft(Step):
-    """Write the net in `source` with `count` of its draft tokens; `target` is its target model.
+    """Step that writes the draft in `source` with only `count` of its draft tokens; `target` is its target model.
 
-    Held-out texts do not influence the choice.
+    Held-out texts do not influence the choice of tokens.
     """
 
     VERSION: ClassVar[int] = 1
@@ -54,7 +54,7 @@ class ReduceDraft(Step):
     count: int
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Write the net; CheckpointError if it does not draft more tokens than `count`."""
+        """Write the reduced draft; raise CheckpointError unless the source drafts more than `count` tokens."""
         from trtspec.training.tensors import ReducedNet, most_frequent  # imports torch
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side != HELD_OUT]
@@ -70,13 +70,13 @@ class ReduceDraft(Step):
 
 
 def _able_methods() -> dict[str, Callable[[Source], VocabularyNames]]:
-    """Return `vocabulary_names` of the methods whose heads may have their own vocabulary."""
+    """Return, by method, the `vocabulary_names` function of methods whose heads may have their own vocabulary."""
     return {name: method.vocabulary_names for name, method in methods().items() if method.vocabulary_names}
 
 
 @dataclass(frozen=True)
 class PruningResult:
-    """A net with a draft vocabulary of `left` tokens, its path, and the change on the held-out texts.
+    """A draft with a vocabulary of `left` tokens, its path, and the change on the held-out texts.
 
     `costs` are the costs of a step before and after, in steps of the target alone.
     """
@@ -88,7 +88,7 @@ class PruningResult:
     costs: tuple[float, float]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of `prune --vocab --json`."""
+        """Return the JSON document of `trtspec prune-vocab --json`."""
         found = self.comparison.as_dict()
         for side, cost in zip(("before", "after"), self.costs, strict=True):
             found[side]["step_cost"] = round(cost, 4)
@@ -102,7 +102,10 @@ class PruningResult:
 
 
 def prune_vocabulary(request: TrainRequest, left: int, out: Path, watching: ProgressFactory) -> PruningResult:
-    """Prune a recipe's net to `left` draft tokens, and write it to `out`; TrtspecError for other methods."""
+    """Prune the vocabulary of a recipe's draft to `left` tokens, and write the draft to `out`.
+
+    Raises TrtspecError for methods whose drafts cannot be pruned.
+    """
     loaded = load_requested_recipe(request)
     speculation = loaded.recipe.speculation
     if speculation.draft is None or speculation.method not in (able := _able_methods()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that reads prompts, rejects unsuitable ones, and splits them into training and evaluation.
+"""Step that reads prompts, rejects unsuitable ones, and splits them into training and evaluation.
 
 Whole documents are assigned to one side, separately for each kind. Two prompts belong to one document if the file
 assigns them to it, if they are equal, if one starts with the whole other, or if they share a long prefix. Spaces are
@@ -36,7 +36,7 @@ FOREIGN_SHARE = 0.1  # of prompts; some may be about templates
 
 
 def assign_documents(prompts: Sequence[Prompt]) -> list[int]:
-    """Return for each prompt the number of its document, which is the index of the document's first prompt."""
+    """Return the document number of each prompt, which is the index of the document's first prompt."""
     texts = [" ".join(_user_text(prompt).split()) for prompt in prompts]
     parents = list(range(len(prompts)))
 
@@ -53,7 +53,7 @@ def assign_documents(prompts: Sequence[Prompt]) -> list[int]:
 
 
 def _user_text(prompt: Prompt) -> str:
-    """Return a prompt's distinctive text: only user messages, since many prompts share a system message."""
+    """Return a prompt's distinctive text: only user messages, because many prompts share a system message."""
     texts = [str(message["content"]) for message in prompt.messages if message["role"] == "user"]
     return "\n".join(texts) or prompt.text
 
@@ -81,9 +81,9 @@ def _similar_pairs(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def assign_sides(prompts: Sequence[Prompt], seed: int, *, judges: bool = True) -> list[str]:
-    """Return each prompt's side; with `judges` some are held out. Deterministic in prompts and seed.
+    """Assign each prompt to training, validation or, with `judges`, held-out; deterministic in prompts and seed.
 
-    TrtspecError for a kind that has too few documents.
+    Raises TrtspecError for a kind that has too few documents.
     """
     documents = assign_documents(prompts)
     kinds = {document: prompts[document].kind for document in documents}
@@ -104,7 +104,7 @@ def assign_sides(prompts: Sequence[Prompt], seed: int, *, judges: bool = True) -
 
 
 def leaked(prompts: Sequence[Prompt], judges: Sequence[Prompt]) -> tuple[Prompt, Prompt] | None:
-    """Return a prompt and an evaluation prompt of the same document, or None."""
+    """Return the first pair of a training and an evaluation prompt from the same document, or None."""
     documents = assign_documents([*prompts, *judges])
     first = {document: place for place, document in reversed(list(enumerate(documents[: len(prompts)])))}
     for judge, document in zip(judges, documents[len(prompts) :], strict=True):
@@ -131,10 +131,10 @@ def _too_few(prompts: Sequence[Prompt], documents: Sequence[int], kind: str, cou
 
 @dataclass(frozen=True)
 class SplitPrompts(Step):
-    """Write `texts.jsonl`: the tokenized prompts with their sides, and their responses if the file has any.
+    """Step that writes `texts.jsonl`: the tokenized prompts with their sides, and responses from the files if any.
 
-    `prompts`, `keep` and `held_out` are one file each, or none. Prompts of more than `max_input_len` tokens are
-    skipped and counted in `left_out.json`.
+    `prompts` is a file; `keep` (regression prompts) and `held_out` are one file each, or none. Prompts of more than
+    `max_input_len` tokens are skipped and counted in `left_out.json`.
     """
 
     VERSION: ClassVar[int] = 2
@@ -147,7 +147,7 @@ class SplitPrompts(Step):
     seed: int
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Split; TrtspecError for prompts unsuitable for training or evaluation."""
+        """Split the prompts; raise TrtspecError if they are unsuitable for training or evaluation."""
         new, kept, judges = (self._load(files) for files in ((self.prompts,), self.keep, self.held_out))
         for others, option in ((kept, "--regression-prompts"), (judges, "--held-out")):
             if pair := leaked(new, others):
@@ -191,7 +191,7 @@ class SplitPrompts(Step):
 
 
 def read_num_skipped(split: Path) -> int:
-    """Return the number of skipped prompts from the step's output."""
+    """Load the number of skipped prompts from the output directory of `SplitPrompts`."""
     return int(json.loads((split / LEFT_OUT).read_text()))
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft's source tensors as parameters, with the converted checkpoint as a differentiable view of them.
 
-Rules define how a source is converted for engines. Here they are applied to parameters, so gradients reach the source
-tensors of any family, and trained tensors are written back under their own names, to the files and layout of their
-source.
+Rules define how a source is converted for engines. This module applies them to parameters, so gradients reach the
+source tensors of any family, and trained tensors are written back under their own names, to the files and layout of
+their source.
 
 A head may draft only some of the target's tokens. A token outside this vocabulary ends every draft, and training cannot
 fix that. Therefore training replaces tokens that no response of the target contains by frequent tokens of the
-responses; the size, and with it the draft's shape, stays the same. A pruned net has fewer rows, the mapping to the
+responses; the size, and with it the draft's shape, stays the same. A pruned draft has fewer rows, the mapping to the
 target's ids, and a smaller size in config.json.
 """
 
@@ -45,8 +45,8 @@ _WHOLE = {torch.int64: "I64", torch.bool: "BOOL"}
 class SourceTensors:
     """Source tensors of rules, in float32; tensors of rules that are not `frozen` become parameters.
 
-    With a `lora` rank their matrices are frozen, and two thin matrices for each are trained instead
-    (arXiv:2106.09685). CheckpointError for quantized tensors and experts.
+    With a `lora` rank their matrices are frozen, and two low-rank matrices for each are trained instead
+    (arXiv:2106.09685). Raises CheckpointError for quantized tensors and experts.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SourceTensors:
         return ConvertedView(self)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a source tensor, with its LoRA product if it has one; it requires gradients if it is trained."""
+        """Return a source tensor, including its LoRA product if any; a trained tensor requires gradients."""
         if name in self.parameters:
             return self.parameters[name]
         down, up = (self.parameters.get(f"{name}.{part}") for part in (DOWN, UP))
@@ -94,7 +94,7 @@ class SourceTensors:
 
     @torch.no_grad()
     def replace(self, name: str, values: Tensor) -> None:
-        """Replace a source tensor's values; it is then written together with the trained ones."""
+        """Replace a source tensor's values; it is then part of `changed`, like the trained tensors."""
         if name in self.parameters:
             self.parameters[name].copy_(values)
         else:
@@ -103,7 +103,7 @@ class SourceTensors:
 
     @torch.no_grad()
     def changed(self) -> dict[str, Tensor]:
-        """Return copies of the changed source tensors, with LoRA merged."""
+        """Return copies of the trained and replaced source tensors, with LoRA merged."""
         names = {name.removesuffix(f".{DOWN}").removesuffix(f".{UP}") for name in self.parameters} | self._replaced
         return {name: self.tensor(name).detach().clone() for name in sorted(names)}
 
@@ -118,7 +118,7 @@ class SourceTensors:
 
 
 class ConvertedView(Mapping[str, Tensor]):
-    """Tensors by their names in the converted checkpoint, each computed once."""
+    """Tensors by their names in the converted checkpoint, each computed once, at its first access."""
 
     def __init__(self, tensors: SourceTensors) -> None:
         self._tensors = tensors
@@ -161,7 +161,7 @@ def _load(source: Source, name: str, device: torch.device) -> Tensor:
 
 
 def _thin(name: str, matrix: Tensor, rank: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the two matrices whose product is added; the upper starts at zero, so initially nothing changes."""
+    """Return the LoRA matrices of a tensor; the second one is zero, so initially nothing changes."""
     height, width = matrix.shape
     down = torch.randn(rank, width, generator=generator) / width**0.5
     up = torch.zeros(height, rank)
@@ -195,7 +195,7 @@ def _write_shard(path: Path, tensors: list[TensorInfo], trained: Mapping[str, Te
 
 
 def make_part(name: str, values: Tensor, dtype: str) -> Part:
-    """Return a tensor for writing; floating-point numbers are rounded to a dtype given by its safetensors name."""
+    """Return a tensor for writing; floating-point values are rounded to `dtype`, a safetensors name."""
     stored = dtype if values.is_floating_point() else _WHOLE[values.dtype]
     return Part(name, stored, tuple(values.shape), bytes(_rounded(values, stored)))
 
@@ -212,7 +212,7 @@ VOCAB = "draft_vocab_size"
 def chosen_ids(ids: Tensor, texts: Sequence[TrainingText]) -> Tensor:
     """Return as many ids as `ids` [n], ascending: the most frequent in the responses, ties in the order of `ids`.
 
-    The ids are unchanged if the responses contain hardly any other token.
+    The result is `ids` itself if other tokens are at most MOST_MISSED of the responses.
     """
     counts, known = _counted(texts), ids.tolist()
     others = sorted(counts.keys() - set(known))
@@ -222,7 +222,7 @@ def chosen_ids(ids: Tensor, texts: Sequence[TrainingText]) -> Tensor:
 
 
 def most_frequent(count: int, texts: Sequence[TrainingText], among: Iterable[int]) -> list[int]:
-    """Return `count` ids of those `among`, ascending: the most frequent in the responses, ties by order."""
+    """Return the `count` ids of `among` that are most frequent in the responses, ascending; ties go by order."""
     counts = _counted(texts)
     return sorted(sorted(among, key=lambda token: -counts[token])[:count])
 
@@ -234,7 +234,7 @@ def _counted(texts: Sequence[TrainingText]) -> Counter[int]:
 def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -> Tensor:
     """Return an LM head's `rows` [n, hidden] of `ids`, which ascend, rearranged for `chosen`.
 
-    New rows are copied from the target's [vocab, hidden], scaled to the average norm of the head's rows.
+    Rows of new ids are copied from `target_rows` [vocab, hidden], scaled to the average norm of the head's rows.
     """
     known = torch.isin(chosen, ids)
     scale = rows.norm(dim=1).mean() / target_rows[ids].norm(dim=1).mean()
@@ -244,13 +244,16 @@ def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -
 
 
 def stored_maps(weights: Path) -> dict[str, Tensor]:
-    """Return d2t [draft vocab] and t2d [vocab] of a head's safetensors file, if present."""
+    """Load d2t [draft vocab] and t2d [vocab] of a head's safetensors file, if present."""
     with safe_open(weights, framework="pt") as file:
         return {name: file.get_tensor(name) for name in ("d2t", "t2d") if name in file.keys()}  # noqa: SIM118
 
 
 class ReducedNet:
-    """The net in `root` for a target; `find_names` is its method's `vocabulary_names`."""
+    """A draft whose vocabulary can be reduced; `find_names` is the `vocabulary_names` function of its method.
+
+    `drafted` are the target's ids of its draft tokens.
+    """
 
     def __init__(self, root: Path, target: SourceModel, find_names: Callable[[Source], VocabularyNames]) -> None:
         self._source, self._target = load_source(root), target
@@ -265,7 +268,7 @@ class ReducedNet:
         return config | size | sections
 
     def parts(self, ids: Sequence[int]) -> list[Part]:
-        """Return all tensors; `ids` are the remaining draft tokens, ascending."""
+        """Return all tensors of the reduced draft; `ids` are the remaining draft tokens, ascending."""
         chosen, prefix = torch.tensor(ids), self._names.prefix
         rows = torch.searchsorted(torch.tensor(self.drafted), chosen)
         marked = torch.zeros(self._target.config.vocab_size, dtype=torch.bool)
@@ -279,7 +282,7 @@ class ReducedNet:
         return [*kept, *(make_part(name, each, self._source.main_dtype) for name, each in made.items())]
 
     def _lm_head(self) -> Tensor:
-        """Return the net's LM head, or the target's if the net lacks one."""
+        """Return the draft's LM head, or the target's if the draft lacks one."""
         if (stored := f"{self._names.prefix}{self._names.lm_head}") in self._source.tensors:
             return self._read(stored)
         rules = [rule for rule in self._target.rules if rule.target == LM_HEAD]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training settings, and tokenized prompts with their sides and responses; the JSON lines files between steps."""
+"""Training settings, tokenized prompts with their sides and responses, and the JSON lines files of these texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Loss = Literal["kl", "greedy", "reverse_kl", "tv"]
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """The settings of a training.
+    """Settings of a training.
 
     It ends after `steps` (0 for no limit) or `seconds`, whichever comes first; both determine the learning rate
     schedule. `lora` is the rank of the adapters, 0 to train the weights themselves. `learning_rate` is the maximum, 0
@@ -32,7 +32,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a draft created from scratch; 0 for defaults derived from its target."""
+    """Sizes of a draft created from scratch; 0 for defaults derived from its target."""
 
     layers: int = 0
     hidden_size: int = 0
@@ -44,14 +44,15 @@ NO_SIZES = Sizes()
 
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
 TEXTS = "texts.jsonl"
-KEPT_SHARE = 1 / 3  # of the training data, if there are prompts to keep
+KEPT_SHARE = 1 / 3  # of the training data, if there are regression prompts
 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """Tokens of a prompt and its response; `kept` for regression prompts of `--regression-prompts`.
+    """Tokens of a prompt and its response; `kept` is set for prompts of `--regression-prompts`.
 
-    `given` is True for a response from the prompt file, False for a generated one.
+    `side` is "train", "validation" or "held-out". `given` is True for a response from the prompt file, False for a
+    generated one.
     """
 
     side: str
@@ -76,14 +77,14 @@ def write_texts(path: Path, texts: Iterable[TrainingText]) -> None:
 
 
 def read_texts(path: Path) -> list[TrainingText]:
-    """Return the texts that `write_texts` wrote; an incomplete last line is ignored."""
+    """Load the texts that `write_texts` wrote; an incomplete last line is ignored, and a missing file is empty."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     found = [json.loads(line) for line in lines]
     return [TrainingText(**each | {key: tuple(each[key]) for key in ("prompt", "answer")}) for each in found]
 
 
 def pool(texts: Sequence[TrainingText]) -> list[TrainingText]:
-    """Return the texts of an epoch; texts to keep are repeated so that they are KEPT_SHARE of it."""
+    """Return the texts of an epoch, with regression texts repeated to make up about KEPT_SHARE of it."""
     kept, new = ([text for text in texts if text.kept is kept] for kept in (True, False))
     if not kept or not new:
         return list(texts)

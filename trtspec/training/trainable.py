@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a method's `training` part: drafts with gradients, and the initial weights of new drafts.
+"""Interface of a method's `training` module: drafts with gradients, and the initial weights of new drafts.
 
 Initial weights are copied from the target, or random.
 """
@@ -40,7 +40,7 @@ DEEP = 8  # targets with fewer layers cannot use the published choices of layers
 
 @dataclass(frozen=True)
 class DraftSource:
-    """The inputs for loading a draft: its directory, its target, and the number of consecutive drafted tokens.
+    """Inputs for loading a draft: its directory, its target, and the number of consecutive drafted tokens.
 
     `texts` are the training texts.
     """
@@ -62,7 +62,7 @@ class DraftSource:
 
 
 class TrainableDraft(ABC):
-    """A draft with gradients.
+    """Interface of drafts with gradients.
 
     A chain starts at each place of a batch; the logits of its `passes` are for the next token and those after it. A
     draft that `reads_on` has a single pass and drafts a chain autoregressively. `aux_layers` are the target's hidden
@@ -87,7 +87,7 @@ class TrainableDraft(ABC):
 
     @abstractmethod
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return logits [n, draft vocab] of some of the hidden states [n, hidden] of pass `step`."""
+        """Return logits [n, draft vocab] for some of the hidden states [n, hidden] of pass `step`."""
 
     def confidence(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
         """Return the draft's confidence that its token is accepted, as logits [n], or None if not predicted."""
@@ -96,7 +96,10 @@ class TrainableDraft(ABC):
 
 @dataclass(frozen=True)
 class InitialDraft:
-    """A new draft: config.json, tensors, and the name of their file."""
+    """A new draft: config.json, tensors, and the name of their file.
+
+    With `has_tokenizer`, the target's tokenizer files are copied to the draft.
+    """
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -105,7 +108,7 @@ class InitialDraft:
 
 
 class DraftInitializer:
-    """The inputs of a new draft: target, training texts, and number of consecutive drafted tokens.
+    """Inputs of a new draft: target, training texts, and number of consecutive drafted tokens.
 
     `embedding` and `lm_head` [vocab, hidden] and `last_norm` [hidden], before the LM head, are the target's.
     """
@@ -122,17 +125,20 @@ class DraftInitializer:
 
     @property
     def embedding_size(self) -> float:
-        """Return the root mean square of the target's embedding; its entries are small, so their readers scale up."""
+        """Return the root mean square of the target's embedding; its entries are small, so drafts scale them up."""
         return float(self.embedding.pow(2).mean().sqrt())
 
     @property
     def num_layers(self) -> int:
-        """Return the number of layers of a net: the requested one, or the default."""
+        """Return the number of layers of a block-parallel draft: the requested one, or the default."""
         return self.sizes.layers or min(MOST_LAYERS, max(1, self.config.num_layers // 3))
 
     @cached_property
     def drafted(self) -> Tensor:
-        """Return the target's ids of the drafted tokens, ascending: the most frequent ones in the responses."""
+        """Return the target's ids of the drafted tokens, ascending: the most frequent ones in the responses.
+
+        Raises TrtspecError if more tokens are requested than the target has.
+        """
         vocab = self.config.vocab_size
         count = self.sizes.draft_vocab or (USUAL_VOCAB if vocab > LARGE_VOCAB else vocab)
         if count > vocab:
@@ -148,7 +154,8 @@ class DraftInitializer:
     def outputs_read(self, count: int) -> tuple[int, ...]:
         """Return up to `count` layers whose outputs are read, numbered from 0, spaced as in z-lab's DFlash.
 
-        z-lab/dflash:dflash/model.py@44947fb, build_target_layer_ids; in targets with few layers up to the last but one.
+        Source: z-lab/dflash:dflash/model.py@44947fb, build_target_layer_ids. In targets with few layers, the last layer
+        read is the last but one.
         """
         layers = self.config.num_layers
         first = min(1, layers - 1)
@@ -177,7 +184,7 @@ class DraftInitializer:
         return found | {name: tensor for name, tensor in given.items() if name not in found}
 
     def layer_config(self, config: ModelConfig, architecture: str, layers: int) -> dict[str, Any]:
-        """Return config.json of a draft with this many layers of the shape in `config`."""
+        """Return config.json of a draft with `layers` layers of the shape in `config`."""
         sections = {key: self.document[key] for key in (PARAMETERS, SCALING) if self.document.get(key)}
         # Llama layers rotate whole heads.
         rope: dict[str, Any] = {
@@ -211,7 +218,7 @@ class DraftInitializer:
 
 
 def plain_layer(config: ModelConfig) -> ModelConfig:
-    """Return a Llama layer with the target's sizes: dense, without biases, windows or inner norms."""
+    """Return the config of a Llama layer with the target's sizes: dense, without biases, windows or inner norms."""
     return ModelConfig(
         architecture="LlamaForCausalLM",
         dtype=config.dtype,
@@ -235,7 +242,7 @@ def plain_layer(config: ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True)
 class DraftTrainer:
-    """How a method's drafts are trained; `methods/NAME/training.py` defines it as `TRAINABLE`.
+    """Loader and initializer of a method's trainable drafts, defined as `TRAINABLE` in `methods/NAME/training.py`.
 
     `make` returns the initial weights of a new draft, and `sizes` are the fields of `Sizes` that it supports.
     """
@@ -245,7 +252,7 @@ class DraftTrainer:
     sizes: tuple[str, ...] = ()
 
     def check_sizes(self, method: str, sizes: Sizes) -> None:
-        """Raise TrtspecError for requested sizes that new drafts do not support."""
+        """Raise TrtspecError for requested sizes that new drafts of the method do not support."""
         for name, value in vars(sizes).items():
             if value and name not in self.sizes:
                 able = ", ".join(f"--{each.replace('_', '-')}" for each in self.sizes) or "none"
@@ -254,7 +261,7 @@ class DraftTrainer:
 
 
 def find_trainable(method: str) -> DraftTrainer:
-    """Return the trainable of a method; the TrtspecError for an unsupported method lists the supported ones."""
+    """Return the DraftTrainer of a method; the TrtspecError for an unsupported method lists the supported ones."""
     found: DraftTrainer = find_extension(
         "trtspec.methods", "TRAINABLE", method, "draft to train, of method", "training"
     )

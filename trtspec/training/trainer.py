@@ -4,8 +4,8 @@
 The state is saved in one file. The result is the weights with the best acceptance on the validation prompts, possibly
 the initial ones.
 
-The loss is a draft's distance from the target: a mean over places, in nats except for the total variation. That is the
-probability that a drafted token is rejected (arXiv:2211.17192, section 3.3).
+The loss is a draft's distance from the target: a mean over places, in nats except for the total variation. The total
+variation is the probability that a drafted token is rejected (arXiv:2211.17192, section 3.3).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 def kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return KL(target || draft) of logits [places, vocab]; the draft must cover all of the target's mass."""
+    """Return the mean KL(target || draft) over places, from logits [places, vocab]."""
     draft, target = F.log_softmax(draft_logits, -1), F.log_softmax(target_logits, -1)
     return F.kl_div(draft, target, log_target=True, reduction="batchmean")
 
 
 def greedy(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return `kl` plus the log-probability that the draft lacks on the target's choice, log(target / draft).
+    """Return `kl` plus the mean log(target / draft) of the target's most probable token.
 
     If the target is uncertain, a draft with the wrong choice has a small distance, but greedy requests accept only the
     target's choice.
@@ -51,19 +51,20 @@ def greedy(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
 
 
 def reverse_kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return KL(draft || target); the draft must not exceed the support of the target."""
+    """Return the mean KL(draft || target) over places, from logits [places, vocab]."""
     return kl(target_logits, draft_logits)
 
 
 def total_variation(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return half the sum of absolute differences."""
+    """Return half the sum of absolute differences of the probabilities, averaged over places."""
     return (torch.softmax(draft_logits, -1) - torch.softmax(target_logits, -1)).abs().sum(-1).mean() / 2
 
 
 def confidence_loss(confidence: Tensor | None, draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return the cross entropy of a draft's confidence, as logits [places], and the acceptance probability; 0 for None.
+    """Return the cross entropy between a draft's confidence, logits [places], and the acceptance probability.
 
-    A token sampled from the draft is accepted with probability 1 - `total_variation`, which is detached here.
+    A token sampled from the draft is accepted with probability 1 - `total_variation`; no gradient flows through this
+    probability. The result is 0 if `confidence` is None.
     """
     if confidence is None:
         return draft_logits.new_zeros(())
@@ -79,10 +80,10 @@ LOSSES: dict[Loss, Distance] = {
 def batch_loss(
     student: TrainableDraft, view: View, batch: TrainingBatch, lessons: TargetOutputs, distance: Distance
 ) -> Tensor:
-    """Return the distance from the target's distributions: the mean of each pass, weighted over the passes.
+    """Return the training loss of a batch: `distance` averaged over the places of each pass, weighted over passes.
 
     Places whose most probable token cannot be drafted are excluded, because the target's distribution over the draft
-    vocabulary differs from its real one there.
+    vocabulary then differs from its real one.
     """
     wanted, features = lessons.of(batch)
     able, wanted = _within(student, wanted)
@@ -101,7 +102,7 @@ def batch_loss(
 
 
 def _within(student: TrainableDraft, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a mask of places whose target choice can be drafted, and logits of the draft's vocabulary."""
+    """Return a mask of the places whose target choice can be drafted, and the logits of the draft's vocabulary."""
     if student.vocab is None:
         return torch.ones(len(logits), dtype=torch.bool, device=logits.device), logits
     return torch.isin(logits.argmax(-1), student.vocab), logits[:, student.vocab]
@@ -110,7 +111,7 @@ def _within(student: TrainableDraft, logits: Tensor) -> tuple[Tensor, Tensor]:
 def _hidden(
     student: TrainableDraft, view: View, batch: TrainingBatch, features: Tensor, able: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for each pass the indices of the places [n] that it drafts for, and its hidden states [n, hidden]."""
+    """Yield, for each pass, the indices [n] of the places that it drafts for, and its hidden states [n, hidden]."""
     for number, hidden in enumerate(student.hidden(view, batch, features)):
         reached = batch.depths >= number
         at = (reached if able is None else reached & able).nonzero().flatten()
@@ -121,7 +122,7 @@ def _hidden(
 def acceptance(
     student: TrainableDraft, lessons: TargetOutputs, texts: Sequence[TrainingText], draft_len: int
 ) -> AcceptanceStats:
-    """Return the acceptance of chains of `draft_len` tokens on greedy texts, with the engine's rule."""
+    """Return the acceptance of chains of `draft_len` tokens on greedy texts, with the engine's acceptance rule."""
     view, counts = student.tensors.view(), []
     for some in in_order(texts, lessons.teacher.rows):
         batch = TrainingBatch(some, lessons.teacher.model.device)
@@ -133,9 +134,9 @@ def acceptance(
 def _proposals(
     student: TrainableDraft, view: View, batch: TrainingBatch, features: Tensor, draft_len: int
 ) -> list[list[ReplayedDraft]]:
-    """Return for each row how many drafted tokens match the text in the chain that starts at each place.
+    """Return, for each row and place, how many drafted tokens of the chain that starts at the place match the text.
 
-    A chain that was right so far has read the text itself, so one pass over the text evaluates all chains.
+    As long as a chain is right, its input is the text itself, so one pass over the text evaluates all chains.
     """
     hits = []
     for number, (at, hidden) in enumerate(_hidden(student, view, batch, features)):
@@ -154,7 +155,7 @@ def _proposals(
 
 
 def _run(hits: Sequence[Sequence[bool]], place: int, depth: int) -> int:
-    """Return the number of consecutive right tokens in the chain that starts at `place`."""
+    """Return the number of consecutive right tokens in the chain that starts at `place`, at most `depth`."""
     for step in range(depth):
         if place + step >= len(hits[0]) or not hits[min(step, len(hits) - 1)][place + step]:
             return step
@@ -175,8 +176,8 @@ Say = Callable[[str], None]
 class TrainingState:
     """State of a training: steps, seconds, and mean accepted lengths on the validation prompts.
 
-    `scores` cover the new traffic, and are 0 if the prompts to keep lost more than the gate allows; `kept` cover the
-    prompts to keep.
+    `scores` cover the new traffic, and are 0 if the regression prompts lost more than the gate allows; `kept` cover the
+    regression prompts.
     """
 
     step: int = 0
@@ -192,12 +193,12 @@ class TrainingState:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether the last validations brought no improvement."""
+        """Return whether the last PATIENCE validations brought no improvement."""
         return len(self.scores) - 1 - self.best >= PATIENCE
 
 
 class Trainer:
-    """The training of one draft; its state is saved in the directory `notes`."""
+    """Training of one draft; its state is saved in the directory `notes`, from which the constructor resumes."""
 
     def __init__(
         self,
@@ -220,7 +221,7 @@ class Trainer:
         self._resume()
 
     def run(self, say: Say = lambda text: None) -> dict[str, torch.Tensor]:
-        """Train, and return the changed source tensors with the best weights."""
+        """Train; return the changed source tensors with the best weights. Raises TrtspecError for a non-finite loss."""
         if not self.course.scores:
             self._validate(say)
         rows = min(STEP_ROWS, self._lessons.teacher.rows)
@@ -238,7 +239,7 @@ class Trainer:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds spent in all processes."""
+        """Return the seconds spent on the training in all processes."""
         return self.course.seconds + time.perf_counter() - self._since
 
     @property
@@ -317,7 +318,7 @@ class Trainer:
 
 
 def mean_length(found: AcceptanceStats, texts: Sequence[TrainingText], *, kept: bool) -> float:
-    """Return the mean accepted length of the texts with this `kept`, 1 without any."""
+    """Return the mean accepted length of the texts whose `kept` has this value, or 1 without such texts."""
     own = [counts for counts, text in zip(found.texts, texts, strict=True) if text.kept is kept]
     steps = sum(counts.steps for counts in own)
     return 1.0 + sum(counts.accepted for counts in own) / steps if steps else 1.0
@@ -327,7 +328,7 @@ def learning_rate(settings: TrainSettings, width: int, progress: float) -> float
     """Return the learning rate at a share of the budget: linear warm-up, then half a cosine.
 
     By default the maximum is inversely proportional to the draft's width, as in maximal update parametrization for
-    matrices under Adam (arXiv:2203.03466), with a factor for LoRA's thin matrices and for random weights.
+    matrices under Adam (arXiv:2203.03466), with a factor for LoRA's matrices and for random weights.
     """
     times = LORA_TIMES if settings.lora else SCRATCH_TIMES if settings.from_scratch else 1.0
     highest = settings.learning_rate or RATE_TIMES_WIDTH / width * times

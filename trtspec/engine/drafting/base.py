@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface between drafters and the engine, and drafts of chains.
+"""Interface between drafters and the engine, and construction of chain drafts.
 
-A chain is drafted token by token with a language model, or from the logits of all positions at once. A `Vocabulary`
-maps the tokens of a draft to those of its target.
+A chain is a draft without branches. It is drafted token by token with a language model, or from the logits of all
+positions at once. A `Vocabulary` maps a draft's token ids to its target's.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from trtspec.methods.base import DraftShape
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The sizes that a drafter must support: a KV cache of `rows` x `max_len` on `device`, computing in `dtype`.
+    """Sizes that a drafter must support: a KV cache of `rows` x `max_len` on `device`, computing in `dtype`.
 
-    `length` is the maximum length of a text. `kept_tokens` is the size of the prefix cache.
+    `length` is the maximum length of a text and `kept_tokens` the size of the prefix cache, both in tokens.
     """
 
     rows: int
@@ -41,7 +41,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """The arguments of a drafter's constructor.
+    """Arguments of a drafter's constructor.
 
     `root` is the draft model's checkpoint, None for methods without a draft model; draft heads are in the checkpoint of
     `target`. `options` are the validated options of the method. A chain ends where the product of the draft's
@@ -58,27 +58,27 @@ class DrafterConfig:
 
 @dataclass(frozen=True)
 class DraftSampling:
-    """Sampling of drafts: `params` turn logits into probabilities, `uniforms` [rows, nodes] sample tokens from them.
+    """Sampling of a batch's drafts: `params` convert logits to probabilities, `uniforms` [rows, nodes] select tokens.
 
-    Greedy rows have temperature 0; for a batch of only greedy rows the DraftSampling is None.
+    Greedy rows have temperature 0. For a batch with only greedy rows, None is used in place of a DraftSampling.
     """
 
     params: SamplingParams
     uniforms: Tensor
 
     def draw(self, probs: Tensor, column: int) -> Tensor:
-        """Return tokens [rows] sampled from probs [rows, vocab] with one column of uniforms; use each column once."""
+        """Return tokens [rows] sampled from probs [rows, vocab] with one column of `uniforms`; use each column once."""
         return pick(probs, self.uniforms[:, column])
 
 
 @dataclass(frozen=True)
 class DraftTokens:
-    """The draft after each row's text: `tokens` [rows, nodes].
+    """Draft tokens [rows, nodes] that continue each row's text.
 
     Without `tree` the draft is a chain, and the first `lens[row]` tokens are valid (None: all). With a tree, `tokens`
     are its nodes without the root. `probs` are the distributions from which tokens were sampled, None for deterministic
-    tokens (looked up, most probable, or only greedy rows): [rows, nodes, vocab] for a chain, [rows, nodes + 1, vocab]
-    for a tree, where the distribution of a node is the one of its children, sampled without replacement.
+    tokens (looked up, most probable, or only greedy rows). For a chain they are [rows, nodes, vocab]. For a tree they
+    are [rows, nodes + 1, vocab], one distribution per node for its children, which are sampled without replacement.
     """
 
     tokens: Tensor
@@ -89,7 +89,7 @@ class DraftTokens:
 
 @dataclass(frozen=True)
 class VerifyOutcome:
-    """The target's outputs in a step: node 0 is the last token of a row's text, the others are the draft.
+    """The target's outputs in a verification step: node 0 is the last token of a row's text, the others are the draft.
 
     `logits` [rows, nodes + 1, vocab] and `features` [rows, nodes + 1, aux_layers * hidden] are the target's outputs at
     each node; `features` is None for a drafter without auxiliary layers. `results` are the accepted path and the next
@@ -101,9 +101,10 @@ class VerifyOutcome:
     features: Tensor | None
 
     def accepted_features(self) -> list[Tensor]:
-        """Return the features [n, aux_layers * hidden] at the root and the accepted nodes of each row.
+        """Return, for each row, the features [n, aux_layers * hidden] of the root and the accepted nodes.
 
-        They are gathered in one operation and then copied, so that running rows do not keep memory of finished ones.
+        Each tensor is a copy, so that running rows do not retain the memory of finished ones. Raises ValueError if the
+        target returned no features.
         """
         if self.features is None:
             raise ValueError("features are only available to drafters with aux_layers")
@@ -116,13 +117,13 @@ class VerifyOutcome:
 
 
 class Drafter(Protocol):
-    """Drafts tokens for the rows of a batch; row i is the i-th running request that is drafted for.
+    """Interface of drafters, which propose tokens for a batch; row i is the i-th running request with drafts.
 
     A method's `drafter` module registers its class as `DRAFTER`. `aux_layers` are the target's auxiliary hidden-state
     layers that the drafter reads (see `Decoder.forward_with_features`). `vocab_size` is the drafter's vocabulary size
     if it must equal the target's. `lowerable` are the method's options that a request may lower. A drafter with
-    `replays` proposes only from the text and the target's features, so that `replay.py` can evaluate it on known texts.
-    Without `remembers` it keeps no state per row, and its rows are always all rows of the target.
+    `replays` uses only the text and the target's features, so that `measurement.replay` can evaluate it on known texts.
+    A drafter without `remembers` keeps no state per row; its rows are always all rows of the target.
     """
 
     aux_layers: tuple[int, ...] = ()
@@ -137,42 +138,45 @@ class Drafter(Protocol):
         """Process the prompts of new requests, which become rows `first_row`, `first_row` + 1, ..."""
 
     def read(self, features: Tensor, start: int) -> None:
-        """Process the target's features [rows, width, aux_layers * hidden] of new prompts, from position `start` on.
+        """Process the target's features [rows, width, aux_layers * hidden] of new prompts from position `start`.
 
-        Called for each chunk of positions in order; features beyond a row's end must be ignored.
+        The engine calls this for each chunk of positions in order. Features beyond a row's end must be ignored.
         """
 
     def lower(self, row: int, prompt: Sequence[int], options: Any) -> None:
-        """Set the options of a new row; those in `lowerable` may be smaller than the engine's."""
+        """Set the options of a new row; options named in `lowerable` may be smaller than the engine's."""
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Draft at most `depth` tokens in a row after each text (prompt and output so far).
+        """Draft at most `depth` consecutive tokens after each text (prompt and output so far).
 
-        With `sampling`, sampled tokens are drawn with its uniforms. The output keeps the target's distribution only if
-        a draft depends on nothing but the text, these uniforms and observed outcomes.
+        With `sampling`, sampled tokens are drawn with its uniforms. The output has the target's distribution only if a
+        draft depends on nothing but the text, these uniforms and observed outcomes.
         """
 
     def observe(self, outcome: VerifyOutcome) -> None:
-        """Process the outcome of a step, also of a step without a proposal."""
+        """Process the outcome of a verification step, also of a step without a draft."""
 
     def retain(self, row: int, text: Sequence[int]) -> None:
-        """Cache the state of a row whose text ended, for texts with the same prefix."""
+        """Cache the state of a row whose text ended, for later texts with the same prefix."""
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move row `source`, which is `length` tokens long, to row `target`."""
+        """Move the state of row `source`, which has `length` tokens, to row `target`."""
 
 
 class Vocabulary:
-    """The vocabulary of a draft with the target's tokens; a text has up to `longer` times as many draft tokens."""
+    """Mapping between the token ids of a draft and of its target; this base class is for equal vocabularies.
+
+    A text has up to `longer` times as many draft tokens as target tokens.
+    """
 
     longer = 1
 
     def to_target(self, tokens: Tensor) -> Tensor:
-        """Return the target's ids of drafted tokens."""
+        """Return the target's ids of drafted tokens, given as the draft's ids."""
         return tokens
 
     def to_draft(self, tokens: Tensor) -> Tensor:
-        """Return the draft's ids of drafted tokens, which are given as ids of the target."""
+        """Return the draft's ids of drafted tokens, given as the target's ids."""
         return tokens
 
     def spell(self, tokens: Iterable[int]) -> list[int]:
@@ -180,11 +184,11 @@ class Vocabulary:
         return [*tokens]
 
     def shared(self, logits: Tensor) -> Tensor:
-        """Return the logits of the tokens that may be drafted, from logits [rows, all of the draft's tokens]."""
+        """Return the logits [rows, n] of the tokens that may be drafted, from logits over all of the draft's tokens."""
         return logits
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Map probabilities [..., tokens that may be drafted] to the target's vocabulary; the other ids get 0."""
+        """Map probabilities [..., n] of the tokens that may be drafted to the target's vocabulary; other ids get 0."""
         return probs
 
 
@@ -192,9 +196,9 @@ SAME = Vocabulary()
 
 
 class SmallerVocabulary(Vocabulary):
-    """The vocabulary of a draft with a subset of the target's tokens.
+    """Vocabulary of a draft with a subset of the target's tokens.
 
-    `target_ids` [the draft's vocabulary] are the target's ids, `size` is the size of the target's vocabulary.
+    `target_ids` [draft vocabulary] are the target's ids, and `size` is the size of the target's vocabulary.
     """
 
     def __init__(self, target_ids: Tensor, size: int) -> None:
@@ -209,7 +213,7 @@ class SmallerVocabulary(Vocabulary):
 
 
 class TranslatedVocabulary(SmallerVocabulary):
-    """The vocabulary of a draft with other tokens, which drafts only tokens that the target has too.
+    """Vocabulary of a draft with another tokenizer, which drafts only tokens that the target has too.
 
     The draft's distribution is computed from the logits of these tokens only, so that verification uses the
     distribution from which the tokens were sampled.
@@ -235,17 +239,17 @@ class TranslatedVocabulary(SmallerVocabulary):
 
 
 def load_vocabulary(root: Path, target_size: int, draft_size: int, device: torch.device) -> Vocabulary:
-    """Return the vocabulary of the draft in the checkpoint `root`; the sizes are the numbers of vocabulary entries."""
+    """Load the vocabulary of the draft in the checkpoint `root`; the sizes are numbers of vocabulary entries."""
     mapping = read_vocab_mapping(root, target_size, draft_size)
     return TranslatedVocabulary(mapping, device) if mapping else SAME
 
 
 @dataclass(frozen=True)
 class ConfidenceFloor:
-    """The minimum confidence for a draft to continue; 0 disables a bound.
+    """Minimum confidence for a draft to continue; 0 disables a bound.
 
     The confidence at a position is the probability of the most probable token, or the draft's own estimate. `token`
-    bounds the confidence, `chain` its product over the positions so far.
+    bounds the confidence at each position, and `chain` its product over the positions so far.
 
     The decision depends only on a token's distribution and the tokens before it. If it depended on the token itself, it
     would bias the text.
@@ -255,7 +259,7 @@ class ConfidenceFloor:
     chain: float = 0.0
 
     def lens(self, confidence: Tensor) -> list[int]:
-        """Return each row's draft length from the confidence at each position [rows, positions]."""
+        """Return each row's draft length, given the confidence [rows, positions]."""
         sufficient = (confidence >= self.token) & (confidence.cumprod(1) >= self.chain)
         lens: list[int] = sufficient.long().cumprod(1).sum(1).tolist()
         return lens
@@ -265,7 +269,7 @@ NO_FLOOR = ConfidenceFloor()
 
 
 class SampledChain:
-    """The chains of `rows` rows, built from the logits of one position at a time."""
+    """Builder of chains for `rows` rows, from the logits of one position at a time."""
 
     def __init__(
         self, rows: int, device: torch.device, sampling: DraftSampling | None, vocabulary: Vocabulary = SAME
@@ -274,7 +278,7 @@ class SampledChain:
         self._tokens, self._probs = [torch.empty((rows, 0), dtype=torch.int64, device=device)], list[Tensor]()
 
     def add(self, logits: Tensor) -> Tensor:
-        """Draft a token of each row from logits [rows, the draft's vocabulary]; return the target's ids [rows]."""
+        """Draft one token per row from logits [rows, draft vocabulary]; return the target's ids [rows]."""
         if self._sampling is None:
             drafted = logits.argmax(-1)
         else:
@@ -286,7 +290,7 @@ class SampledChain:
         return tokens
 
     def draft(self, lens: list[int]) -> DraftTokens:
-        """Return the draft with `lens` valid tokens per row, without the columns that no row uses."""
+        """Return the draft with `lens` valid tokens per row, truncated to the longest row."""
         tokens, most = torch.cat(self._tokens, 1), max(lens)
         return DraftTokens(
             tokens[:, :most], torch.stack(self._probs[:most], 1) if self._probs[:most] else None, lens=lens
@@ -294,7 +298,7 @@ class SampledChain:
 
 
 def max_probability(logits: Tensor) -> Tensor:
-    """Return the probability [...] of the most probable token by logits [..., vocabulary]."""
+    """Return the probability [...] of the most probable token, given logits [..., vocabulary]."""
     return torch.softmax(logits.float(), -1).amax(-1)
 
 
@@ -306,14 +310,14 @@ def draft_chain(
     floors: ConfidenceFloor,
     vocabulary: Vocabulary = SAME,
 ) -> DraftTokens:
-    """Draft a token after each text and at each window, until the confidence in all rows is too low.
+    """Draft one token after each text and one per window, until the confidence is too low in all rows.
 
     Args:
-        logits: [rows, the draft's vocabulary], after each text.
+        logits: [rows, draft vocabulary], after each text.
         forward: returns the logits after drafted tokens [rows], given as the target's ids, at a window.
         windows: the positions of the drafted tokens except the last.
         sampling: the sampling of drafts, or None if all rows are greedy.
-        floors: the minimum confidence, which costs one transfer to the host per token.
+        floors: the minimum confidence; a non-zero bound costs one transfer to the host per token.
         vocabulary: the vocabulary of the logits.
     """
     rows = len(logits)
@@ -337,7 +341,7 @@ def draft_chain(
 def draft_parallel(
     logits: Tensor, sampling: DraftSampling | None, floors: ConfidenceFloor, vocabulary: Vocabulary = SAME
 ) -> DraftTokens:
-    """Draft one token for each position of logits [rows, positions, the draft's vocabulary], bounded by `floors`."""
+    """Draft one token for each position of logits [rows, positions, draft vocabulary], limited by `floors`."""
     rows, positions, _ = logits.shape
     chain = SampledChain(rows, logits.device, sampling, vocabulary)
     for at_position in logits.unbind(1):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fault isolation of drafters: if a drafter fails, requests lose their drafts but no text.
+"""Fault isolation of drafters: if a drafter fails, requests continue without drafts and lose no text.
 
 After an exception the drafter's state of its rows is undefined, so the running requests continue without drafts until
-they end. Later requests are drafted for again, unless the drafter failed repeatedly. The drafter therefore has its own
-row numbers 0, 1, ... for the rows that are drafted for; they equal the engine's until the first failure.
+they end. Later requests get drafts again, unless the drafter failed repeatedly. The drafter therefore has its own row
+numbers 0, 1, ... for the rows with drafts, which equal the engine's until the first failure.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class IsolatedDrafter:
-    """Wraps a drafter, translates the engine's rows to the drafter's, and isolates its failures."""
+    """Wrapper of a drafter that maps the engine's rows to the drafter's rows and isolates failures."""
 
     drafter: Drafter
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     on_fallback: Callable[[str], None] = lambda reason: None
-    _places: list[int | None] = field(default_factory=list)  # the drafter's row of each row, None without drafts
+    _places: list[int | None] = field(default_factory=list)  # the drafter's row of each engine row, None without drafts
     _texts: list[Sequence[int]] = field(default_factory=list)  # the growing texts of the drafter's rows
-    _begins: bool = True  # whether the newest rows are drafted for
+    _begins: bool = True  # whether the newest rows get drafts
     _was_logged: bool = False
 
     @property
     def drafted(self) -> list[int]:
-        """Return the rows that are drafted for, in the order of the drafter's rows."""
+        """Return the engine's rows that get drafts, in the order of the drafter's rows."""
         places = {place: row for row, place in enumerate(self._places) if place is not None}
         return [places[place] for place in range(len(places))]
 
@@ -68,9 +68,9 @@ class IsolatedDrafter:
     def propose(
         self, texts: Sequence[Sequence[int]], depth: int, sampling: Callable[[list[int]], DraftSampling | None]
     ) -> DraftTokens | None:
-        """Return the draft of the rows that are drafted for, or None if the drafter fails or is disabled.
+        """Return a draft for all rows, or None if the drafter fails or is disabled.
 
-        `sampling` returns the draft sampling of given rows.
+        Rows without drafting have an empty draft. `sampling` returns the DraftSampling for a list of engine rows.
         """
         rows = self.drafted
         if not rows or (not self.drafter.remembers and not self.breaker.allows()):
@@ -83,7 +83,7 @@ class IsolatedDrafter:
         return draft if rows == [*range(len(texts))] else _spread(draft, rows, len(texts))
 
     def observe(self, outcome: VerifyOutcome) -> None:
-        """Process the outcome of a step for the rows that are drafted for."""
+        """Pass the outcome of a step to the drafter, for the rows with drafts."""
         if rows := self.drafted:
             try:
                 self.drafter.observe(outcome if rows == [*range(len(outcome.results))] else _select(outcome, rows))
@@ -91,7 +91,7 @@ class IsolatedDrafter:
                 self._failed()
 
     def retain(self, row: int, text: Sequence[int]) -> bool:
-        """Free the row of a finished text; return whether it was drafted for to its end, so that it can be cached."""
+        """Free the row of a finished text; return True if it had drafts to its end, so that the drafter cached it."""
         place, self._places[row] = self._places[row], None
         if place is None:
             return False
@@ -106,7 +106,7 @@ class IsolatedDrafter:
         return True
 
     def move_row(self, source: int, target: int) -> None:
-        """Move a row; the drafter's rows do not move."""
+        """Record that the engine moved a row; the drafter's own rows do not move."""
         self._places[target], self._places[source] = self._places[source], None
 
     def _failed(self) -> None:
@@ -122,7 +122,7 @@ class IsolatedDrafter:
 
 
 def _spread(draft: DraftTokens, rows: list[int], count: int) -> DraftTokens:
-    """Return a draft of some rows as a draft of all `count` rows, with empty drafts in the other rows."""
+    """Return a draft for `count` rows from a draft for `rows`, empty in the other rows."""
     tokens, probs = _scatter(draft.tokens, rows, count), draft.probs
     tree = draft.tree
     if tree is not None and len(tree.parents) > 1:

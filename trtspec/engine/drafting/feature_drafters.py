@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases of drafters that read the target's hidden states: draft heads such as EAGLE's, and Medusa's kind of heads.
+"""Base classes of drafters that read the target's hidden states: draft heads such as EAGLE's and Medusa's.
 
-A `FeatureHead` predicts the target's features. A pair is the feature of position t and the token at t + 1; it is stored
-at position t of the head's cache. From it the head predicts the feature of position t + 1, which gives the logits of
-the next token. The pair of this feature and that token is the head's next input, because the target's feature for it is
-not available yet.
+A `FeatureHead` predicts the target's features, which are hidden states. Its input is a pair: the feature of position t
+and the token at t + 1, stored at position t of the head's cache. From a pair the head predicts the feature of position
+t + 1, which gives the logits of the next token. The predicted feature and the next token form the following pair,
+because the target's feature for that position is not available yet.
 
 The head's cache keeps only pairs with the target's features. The features of a step's accepted path wait until the
 token after them is known, and go through the head when the next draft begins. Pairs of drafted tokens are stored after
@@ -54,10 +54,11 @@ from trtspec.kernels.tree import Choice, Tree, in_node_order
 
 
 class FeatureHead(ABC):
-    """A draft head; `config` describes its layers, features are `config.hidden_size` wide.
+    """Interface of draft heads; `config` describes the head's layers, and features have `config.hidden_size` elements.
 
-    `aux_layers` are the target's auxiliary hidden-state layers that it reads (see `Decoder.forward_with_features`).
-    Tokens are the target's ids unless stated otherwise: a head may have a smaller `vocabulary`.
+    `aux_layers` are the target's auxiliary hidden-state layers that the head reads (see
+    `Decoder.forward_with_features`). Tokens are the target's ids unless stated otherwise: a head may have a smaller
+    `vocabulary`.
     """
 
     aux_layers: tuple[int, ...]
@@ -71,22 +72,22 @@ class FeatureHead(ABC):
 
     @abstractmethod
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Return the features [n, hidden] for hidden states of the target [n, aux_layers * the target's hidden]."""
+        """Return features [n, hidden] for hidden states of the target [n, aux_layers * target hidden]."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Return the features [rows * width, hidden] after pairs, and write the keys and values of the pairs.
+        """Return the features [rows * width, hidden] that follow (feature, token) pairs; write the pairs to the cache.
 
         `tokens` are [rows, width], `features` [rows * width, hidden], and `window` has the pairs' positions.
         """
 
     @abstractmethod
     def logits(self, features: Tensor) -> Tensor:
-        """Return the logits [n, the head's vocabulary] of the tokens after features [n, hidden]."""
+        """Return the logits [n, head vocabulary] of the tokens after features [n, hidden]."""
 
 
 class TreeBuilder(ABC):
-    """Builds drafts of one shape; `scratch` is the number of cache positions of the head that it needs after a text."""
+    """Interface of builders for one draft shape; `scratch` is the number of head cache positions used after a text."""
 
     scratch: int
 
@@ -94,14 +95,15 @@ class TreeBuilder(ABC):
     def grow(
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
     ) -> DraftTokens:
-        """Return a draft of at most `depth` tokens in a row after each row's text.
+        """Return a draft of at most `depth` consecutive tokens after each row's text.
 
-        `features` [rows, hidden] follow each row's last pair, which is at `ends[row]` of the head's cache.
+        `features` [rows, hidden] follow each row's last (feature, token) pair, which is at position `ends[row]` of the
+        head's cache.
         """
 
 
 class Chain(TreeBuilder):
-    """A chain of the most probable tokens, or of tokens sampled from the head's distribution if the request samples."""
+    """Builder of chains of the most probable tokens, or of tokens sampled from the head's distribution."""
 
     def __init__(self, depth: int, floors: ConfidenceFloor) -> None:
         self.scratch, self._floors = depth, floors
@@ -119,7 +121,7 @@ class Chain(TreeBuilder):
 
 
 class FeaturePairDrafter(Drafter):
-    """Keeps a head's cache in sync with the text: prompts are processed, and accepted features wait for `_take`."""
+    """Base of drafters that keep a head's cache in sync with the text; accepted features wait for `_take`."""
 
     def __init__(self, head: FeatureHead) -> None:
         self._head = head
@@ -129,13 +131,14 @@ class FeaturePairDrafter(Drafter):
         self._first_row = 0
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Keep the prompts until the target has processed them."""
+        """Store the prompts for `read`, which processes them with the target's features."""
         self._prompts, self._first_row = prompts, first_row
 
     def read(self, features: Tensor, start: int) -> None:
-        """Write the pairs of a chunk into the head's cache.
+        """Write the (feature, token) pairs of a chunk of positions into the head's cache.
 
-        The token after a prompt's last feature is unknown: its pair and later ones are placeholders, overwritten later.
+        The token after a prompt's last feature is unknown, so its pair and later ones are placeholders, overwritten
+        later.
         """
         rows, width, _ = features.shape
         following = [[*prompt[start + 1 : start + 1 + width]] for prompt in self._prompts]
@@ -165,14 +168,14 @@ class FeaturePairDrafter(Drafter):
 
 
 class FeatureDrafter(FeaturePairDrafter):
-    """Drafts with a head, token by token; a `TreeBuilder` determines the shape of the draft."""
+    """Drafter that runs a head token by token; a `TreeBuilder` determines the shape of the draft."""
 
     def __init__(self, head: FeatureHead, builder: TreeBuilder) -> None:
         super().__init__(head)
         self._builder = builder
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Process the waiting features, and grow the draft from the feature that the head predicts after them."""
+        """Process the waiting features, then grow the draft from the head's prediction after them."""
         head, waiting = self._head, self._take(len(texts))
         counts = [len(features) for features in waiting]
         features = pad_sequence(waiting, batch_first=True)
@@ -185,9 +188,9 @@ class FeatureDrafter(FeaturePairDrafter):
 
 
 class HiddenStateDrafter(Drafter):
-    """Keeps in `_hidden` [rows, hidden] the hidden state from which each text's last token was predicted.
+    """Base of drafters that use the hidden state from which each text's last token was predicted.
 
-    It is the hidden state after the final norm at the second-to-last token.
+    `_hidden` [rows, hidden] has that state for each row: the output of the final norm at the second-to-last token.
     """
 
     aux_layers = (FINAL,)
@@ -202,7 +205,7 @@ class HiddenStateDrafter(Drafter):
         self._first_row, self._ends = first_row, [len(prompt) - 1 for prompt in prompts]
 
     def read(self, features: Tensor, start: int) -> None:
-        """Keep the hidden state at the end of each prompt that ends in this chunk."""
+        """Store the hidden state at the end of each prompt that ends in this chunk."""
         for row, end in enumerate(self._ends):
             if start <= end < start + features.shape[1]:
                 self._hidden[self._first_row + row] = features[row, end - start]
@@ -220,13 +223,13 @@ class HiddenStateDrafter(Drafter):
 
 @dataclass(frozen=True)
 class TreeLevel:
-    """The nodes of one depth; "above" refers to the inner nodes of the level above, which are their parents.
+    """The nodes of one depth of a static tree; "above" refers to the nodes with children in the level above.
 
-    `parents` and `ranks` [nodes] are the index above of each node's parent, and each node's rank. `inner` [inner nodes]
-    are the nodes with children, `inner_parents` their parents above, and `span` the range of their numbers among all
-    inner nodes of the tree without the root. When sampling, all nodes above first sample one child each; `rounds` are
-    the nodes of the previous round that sample a second child, a third and so on. `sampled` [nodes] is a node's index
-    in this order.
+    `parents` [nodes] has each node's parent as an index into the nodes above, and `ranks` [nodes] each node's rank.
+    `inner` [inner nodes] are the nodes with children, `inner_parents` their parents above, and `span` the range of
+    their numbers among all inner nodes of the tree without the root. When sampling, all nodes above first sample one
+    child each; `rounds` are the nodes of the previous round that sample a second child, a third and so on. `sampled`
+    [nodes] is a node's index in this order. `widest` is the highest rank plus one.
     """
 
     parents: Tensor
@@ -241,7 +244,7 @@ class TreeLevel:
 
 @dataclass(frozen=True)
 class StaticTreeShape:
-    """A tree with its levels; `inner` is the tree of the nodes with children, `inner_nodes` their numbers."""
+    """A static tree and its levels; `inner` is the tree of the nodes with children, `inner_nodes` their numbers."""
 
     tree: Tree
     levels: list[TreeLevel]
@@ -249,14 +252,14 @@ class StaticTreeShape:
     inner_nodes: Tensor
 
     def by_node(self, probs: list[Tensor]) -> Tensor:
-        """Return the distributions of each node's children [rows, nodes, vocab] from the `probs` of all levels."""
+        """Return the distribution of each node's children, [rows, nodes, vocab], given the `probs` of all levels."""
         inner = torch.cat(probs, 1)
         rows, _, vocab = inner.shape
         return inner.new_zeros((rows, self.tree.parents.shape[1], vocab)).index_copy_(1, self.inner_nodes, inner)
 
 
 class StaticTree(TreeBuilder):
-    """Drafts the tree of `choices`, such as (0,), (1,), (0, 2): the k-th best token of each level."""
+    """Builder of a static tree; each of `choices`, such as (0, 2), is a node as its path of token ranks."""
 
     def __init__(self, choices: Sequence[Choice], device: torch.device) -> None:
         self.scratch = len(choices)
@@ -290,14 +293,14 @@ class StaticTree(TreeBuilder):
 
 
 def _ranked(logits: Tensor, level: TreeLevel) -> Tensor:
-    """Return each node's token [rows, nodes] by its rank in the logits [rows, above, vocab] of its parent."""
+    """Return each node's token [rows, nodes] by its rank in its parent's logits [rows, above, vocab]."""
     return logits.topk(level.widest, -1).indices[:, level.parents, level.ranks]
 
 
 def _sampled(logits: Tensor, level: TreeLevel, sampling: DraftSampling, column: int) -> tuple[Tensor, Tensor]:
     """Sample each node's token [rows, nodes] with the uniforms from `column` on.
 
-    Also return the distribution of the children of each node above [rows, above, vocab]; greedy rows have zeros,
+    Also return the distribution of the children of each node above, [rows, above, vocab]. Greedy rows have zeros there,
     because their tokens are deterministic.
     """
     distribution = sampling.params.probs(logits)
@@ -362,7 +365,7 @@ def _level(nodes: list[Choice], above: list[Choice], with_children: list[Choice]
 
 @dataclass(frozen=True)
 class Frontier:
-    """The nodes of a level that are extended, all [rows, n, ...].
+    """The nodes of a level that are extended, as tensors [rows, n, ...].
 
     `features` are the head's features after these nodes, `scores` the log probabilities of their paths, and `ranked`
     their indices among all ranked tokens, -1 for the root.
@@ -375,7 +378,7 @@ class Frontier:
 
 @dataclass(frozen=True)
 class RankedTokens:
-    """Tokens ranked after a frontier [rows, n], by node, best first; `parents` are the `ranked` of the nodes."""
+    """Tokens [rows, n] ranked after a frontier, by node, best first; `parents` are the nodes' `ranked` values."""
 
     tokens: Tensor
     scores: Tensor
@@ -383,7 +386,7 @@ class RankedTokens:
 
 
 class DynamicTree(TreeBuilder):
-    """Drafts the best `nodes` of `levels` levels of tokens."""
+    """Builder of dynamic trees: the `nodes` best tokens of `levels` levels, with `top_k` tokens ranked per node."""
 
     def __init__(self, top_k: int, levels: int, nodes: int) -> None:
         self._top_k, self._levels, self._nodes = top_k, levels, nodes
@@ -392,7 +395,7 @@ class DynamicTree(TreeBuilder):
     def grow(
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
     ) -> DraftTokens:
-        """Return the tree of all levels; `depth` is ignored, because the best tokens must not depend on other rows."""
+        """Return the tree of all levels; `depth` is ignored, because a row's draft must not depend on other rows."""
         rows = len(features)
         frontier = Frontier(
             features.unsqueeze(1),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Request validation, stop conditions, text streams and counts that all served models share."""
+"""Request validation, stop conditions, text streams and counts, shared by all served models."""

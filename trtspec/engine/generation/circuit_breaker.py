@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A circuit breaker for calls to a model."""
+"""Circuit breaker for calls to a model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ REST_S, LONGEST_REST_S = 0.5, 30.0
 
 
 class CircuitBreaker:
-    """Opens after `failures` consecutive failures; then admits one caller per back-off, which grows with each failure.
+    """Circuit breaker that opens after `failures` consecutive failures and closes at the first success. Thread-safe.
 
-    The first success closes it. Thread-safe.
+    While open, it admits one caller per back-off period, which doubles with each failure, from 0.5 s up to 30 s. `now`
+    is the clock in seconds. `on_change` receives True when the breaker opens and False when it closes.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class CircuitBreaker:
         return self._failed >= self._limit
 
     def allows(self) -> bool:
-        """Return whether to call the model; while open, True for one caller, which reports the result."""
+        """Return whether to call the model; while open, True for one caller, which then reports the result."""
         with self._lock:
             if not self.is_open:
                 return True

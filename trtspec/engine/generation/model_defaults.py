@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defaults of a model's author (generation_config.json) as sampling options and logit edits.
+"""The model author's defaults (generation_config.json) as sampling options and logit edits.
 
 Names, neutral values and meanings of the keys are the same as in transformers 5.23 (`GenerationConfig`,
 `GenerationMixin._get_logits_processor`). `unsupported_keys` returns the others, so that `check` can list them.
@@ -22,13 +22,13 @@ MODEL = "model"  # the value of serving.defaults
 MAX_WORDS = 4096
 MAX_NGRAM = 1024
 TOP_K = 50  # transformers' default if a model samples without top_k
-# Keys that change the output, with their neutral values: the supported keys, and those of sampling.
+# Keys that change the output, with their neutral values: the supported keys, and the sampling keys.
 APPLIED: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,), "no_repeat_ngram_size": (0,), "min_length": (0,), "min_new_tokens": (0,),
     "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "bad_words_ids": ([],), "sequence_bias": ([], {}),
 }  # fmt: skip
 SAMPLING: Mapping[str, tuple[Any, ...]] = {"temperature": (1,), "top_k": (TOP_K,), "top_p": (1,)}
-# The same for unsupported keys.
+# Unsupported keys that change the output, with their neutral values.
 OTHERS: Mapping[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1,),
     "encoder_no_repeat_ngram_size": (0,),
@@ -54,9 +54,10 @@ OTHER_SAMPLING: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class ModelDefaults:
-    """Defaults for requests that omit these settings; `sampling` has temperature, top_k and top_p if the model samples.
+    """Defaults for requests that omit a setting.
 
-    `min_length` counts prompt and output, as in transformers; it is 0 if the edits have `min_tokens`.
+    `sampling` has temperature, top_k and top_p if the model samples. `min_length` counts prompt and output, as in
+    transformers; it is 0 if `edits` sets `min_tokens`.
     """
 
     edits: LogitEdits = NO_EDITS
@@ -69,7 +70,7 @@ class ModelDefaults:
 
 
 def load_model_defaults(root: Path) -> ModelDefaults:
-    """Return the defaults in a tokenizer's directory; raise CheckpointError like `read_defaults`."""
+    """Load the defaults in a tokenizer's directory; raise CheckpointError as `read_defaults` does."""
     end_ids = find_end_ids(root, lambda token: None).ids
     return read_defaults(read_generation_config(root), end_ids)
 
@@ -83,7 +84,7 @@ def effective_keys(config: GenerationConfig) -> dict[str, Any]:
 
 
 def unsupported_keys(config: GenerationConfig) -> dict[str, Any]:
-    """Return the keys that change the output but are not supported as defaults."""
+    """Return the keys that change the output but are not supported as defaults, with their values."""
     found = {key: value for key, value in effective_keys(config).items() if key in OTHERS or key in OTHER_SAMPLING}
     if biases := [sequence for sequence, _ in _biases(config) if len(sequence) > 1]:
         found["sequence_bias"] = biases
@@ -91,7 +92,10 @@ def unsupported_keys(config: GenerationConfig) -> dict[str, Any]:
 
 
 def read_defaults(config: GenerationConfig, end_ids: Sequence[int] = ()) -> ModelDefaults:
-    """Return the defaults of a generation_config.json; raise CheckpointError for a value that transformers rejects."""
+    """Read the defaults from a generation_config.json; raise CheckpointError for an invalid value.
+
+    `bad_words_ids` that consist of one of `end_ids` are ignored, as in transformers.
+    """
     least = _count(config, "min_new_tokens", 1 << 31)
     bad = [word for word in _id_lists(config, "bad_words_ids") if word not in {(end,) for end in end_ids}]
     bad += [(token,) for token in _ids(config, "suppress_tokens")]

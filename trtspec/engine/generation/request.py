@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and results: plain values without torch, independent of the engine that serves them, and their validation.
+"""Requests and results as plain values without torch, which any engine can serve, and the validation of requests.
 
 A request may change the target's logits before sampling by penalties, biases and forbidden tokens. TensorRT-LLM, vLLM
-and transformers differ; Triton clients, which may expect any of them, get this:
+and transformers define them differently. trtspec's rules are:
 
-* `repetition_penalty` counts prompt and output in all three.
+* `repetition_penalty` counts prompt and output, as in all three.
 * `presence_penalty` and `frequency_penalty` count the prompt too in TensorRT-LLM
   (cpp/tensorrt_llm/kernels/penaltyKernels.cu@249d93d5), but only the output in OpenAI's definition and in vLLM
   (vllm/model_executor/layers/utils.py, apply_penalties). TensorRT-LLM's rule is the default; with its
@@ -37,7 +37,7 @@ LARGEST = 1e4  # the largest penalty or bias; larger values would overflow float
 
 @dataclass(frozen=True)
 class LogitEdits:
-    """Changes of the target's logits, applied in this order; the defaults change nothing.
+    """Changes of the target's logits, applied in the order of this description; the defaults change nothing.
 
     `bias` is added to the logits of its ids. Logits of ids that occur in prompt or output are divided by
     `repetition_penalty` if positive and multiplied by it if negative. `presence_penalty` is subtracted once from the
@@ -72,7 +72,7 @@ NO_EDITS = LogitEdits()
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """The maximum tokens of a request: prompt plus output, and the prompt alone (None for no limit)."""
+    """Maximum tokens of a request: prompt plus output, and the prompt alone (None for no limit)."""
 
     max_seq_len: int
     max_input_len: int | None = None
@@ -80,12 +80,12 @@ class TokenLimits:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Sampling options; temperature 0 and top_k 1 are greedy, top_k 0 and top_p 1 keep all tokens.
+    """Sampling options; temperature 0 or top_k 1 is greedy decoding, top_k 0 and top_p 1 keep all tokens.
 
-    A request reads its random numbers from one stream that depends only on `seed` (see `Running.uniforms`). If several
-    requests generate one text, each needs a different seed, and drafting needs a different seed than verification;
-    otherwise the output does not follow the target's distribution. Seeds are hashed, so neighbouring seeds are
-    independent. `at` derives such seeds.
+    A request reads its random numbers from one stream that depends only on `seed` (see `RunningRequest.uniforms`). If
+    several requests generate one text, each needs a different seed, and drafting needs a different seed than
+    verification; otherwise the output does not follow the target's distribution. Seeds are hashed, so adjacent seeds
+    give independent streams. `at` derives such seeds.
     """
 
     temperature: float = 0.0
@@ -105,15 +105,15 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A prompt to continue.
+    """A generation request.
 
     Generation ends after `max_new_tokens`, before one of `end_ids`, or with the token that completes a `stop` text.
     `draft_len` lowers the engine's draft length for this request; 0 disables drafting. `options` lower sizes of the
     engine's method, if its drafter supports that.
 
-    `draft_ids` is an external draft of the first new tokens, truncated to keep `max_new_tokens`. It is verified
-    together with the prompt, independent of the engine's method. The request then ends with the accepted tokens and
-    one more, as in TensorRT-LLM's executor; its finish reason is "length" unless the text ended. `draft_logits`
+    `draft_ids` is an external draft of the first new tokens, truncated to at most `max_new_tokens` - 1. It is verified
+    together with the prompt, independent of the engine's method. The request then ends with the accepted tokens and one
+    more, as in TensorRT-LLM's executor; its finish reason is "length" unless the text ended. `draft_logits`
     [len(draft_ids), vocab] mean that each token was sampled from softmax(draft_logits); temperature, top_k and top_p
     apply to the target only. With them more of the draft is accepted, and the output has the target's distribution.
     Without them a token is accepted only if the target samples the same one.
@@ -144,7 +144,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """A row for each of n tokens; fields that the request did not want are None.
+    """Logits and log probabilities of n tokens, one row each; fields that the request did not ask for are None.
 
     `logits` [n, vocab] are the model's unprocessed logits. `log_probs` [n] are the log probabilities of the tokens by
     the softmax of these logits, as in OpenAI's API and vLLM's `raw_logprobs`: without temperature, top_k, top_p and
@@ -173,12 +173,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Stats:
-    """The counts of a request so far.
+    """Token and step counts of a request.
 
-    `steps` counts the target's decode steps; a prefill that verified an external draft counts as one. `drafted`
-    counts every verified token, including all nodes of a tree. `accepted_by_position` [deepest] counts the accepted
-    tokens at each draft position (the depth in a tree), starting with the first; the sum is `accepted`. It is empty if
-    the engine does not report positions. `draft_steps` counts the steps that verified a draft.
+    `steps` counts the target's decode steps; a prefill that verified an external draft counts as one. `drafted` counts
+    every verified token, including all nodes of a tree. `accepted_by_position` [deepest] counts the accepted tokens at
+    each draft position (the depth in a tree), starting with the first; the sum is `accepted`. It is empty if the engine
+    does not report positions. `draft_steps` counts the steps that verified a draft.
     """
 
     prompt_tokens: int = 0
@@ -208,7 +208,7 @@ class Stats:
 
     @property
     def mean_accepted_len(self) -> float:
-        """Return the mean tokens of a decode step: accepted draft tokens plus the target's token; 1 without drafts."""
+        """Return the mean tokens per decode step: accepted draft tokens plus the target's token; 1 without drafts."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
 
 
@@ -221,11 +221,11 @@ def add_accepted(by_position: list[int], accepted: int) -> None:
 
 @dataclass(frozen=True)
 class Update:
-    """An update of a request: the ids since the last update, and the reason when it has finished.
+    """Progress of a request: the token ids since the last update, and the reason if it has finished.
 
     `finish_reason` is None while the request runs, then "length", "end_id", "stop", "cancelled" or "error" (with
-    `error`). `scores` of the new ids are set if the request wants scores and has run. `queue_s` is the waiting time
-    until the engine admitted the request, or None before that and if the engine does not report it.
+    `error`). `scores` of the new ids are set if the request asked for scores and has run. `queue_s` is the waiting time
+    in seconds until the engine admitted the request. It is None before admission or if the engine does not report it.
     """
 
     new_ids: tuple[int, ...]
@@ -238,7 +238,7 @@ class Update:
 
 @dataclass(frozen=True)
 class EngineResult:
-    """A finished request, with the `scores` of its ids if it wanted any."""
+    """Result of a finished request, with the `scores` of its ids if it asked for any."""
 
     ids: tuple[int, ...]
     finish_reason: str

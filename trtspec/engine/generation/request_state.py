@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a running request: text, random numbers, stop conditions and updates."""
+"""State of a running request: text, random numbers, stop conditions and updates."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from trtspec.engine.generation.text import StopConditions
 
 @dataclass(frozen=True)
 class DecodingStep:
-    """The progress of a row in one pass of the target: the drafted count, the accepted tokens, and the next token.
+    """Result of one row in one pass of the target.
 
-    `scores` are the target's scores of these len(accepted) + 1 tokens, if the request wants any.
+    It has the number of drafted tokens, the accepted tokens and the next token. `scores` are the target's scores of
+    these len(accepted) + 1 tokens, if the request asked for any.
     """
 
     drafted: int
@@ -30,7 +31,7 @@ class DecodingStep:
 
 
 class RequestHandle:
-    """The handle of a submitted request, for cancellation from any thread."""
+    """Handle of a submitted request, for cancellation from any thread."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
@@ -45,7 +46,7 @@ class RequestHandle:
 
 
 class RunningRequest:
-    """A request's state; `text` is the prompt and the output so far."""
+    """State of a request; `text` is the prompt and the output so far, as token ids."""
 
     def __init__(
         self, request: EngineRequest, on_update: Callable[[Update], None], tokenizer: Tokenizer | None
@@ -86,12 +87,12 @@ class RunningRequest:
         return max(0, min(limit, self._remaining - 1))
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
-        """Return the next `count` numbers in [0, 1) of 32 bits.
+        """Return the next `count` random numbers in [0, 1), each from 32 random bits; zeros for a greedy request.
 
-        They depend only on the seed and on this request's history, not on other rows of a batch: they are the stream
-        of numpy's Philox(seed), which hashes the seed. The prefill takes one number for each token of the external
-        draft and one for the token after it. Every step takes one for each token that the engine could draft, one for
-        each that it could verify and one for the next token.
+        They depend only on the seed and on this request's history, not on other rows of a batch: they are the stream of
+        numpy's Philox(seed), which hashes the seed. The prefill takes one number for each token of the external draft
+        and one for the token after it. Every step takes one for each token that the engine could draft, one for each
+        that it could verify and one for the next token.
         """
         if self._random is None:
             return np.zeros(count)
@@ -102,7 +103,7 @@ class RunningRequest:
         self._queue_s = time.monotonic() - self._queued_since
 
     def begin(self, progress: DecodingStep) -> str | None:
-        """Add the tokens of the prefill; return the finish reason, if any.
+        """Add the tokens of the prefill; return the finish reason, or None if the request continues.
 
         A prefill that verified an external draft is the request's only step.
         """
@@ -110,11 +111,11 @@ class RunningRequest:
         return self._add(progress, steps=int(verified)) or ("length" if verified else None)
 
     def advance(self, progress: DecodingStep) -> str | None:
-        """Add the tokens of a step; return the finish reason, if any."""
+        """Add the tokens of a step; return the finish reason, or None if the request continues."""
         return self._add(progress, steps=1)
 
     def update(self, finish_reason: str | None, error: str | None = None) -> None:
-        """Send the new tokens; tokens that may end within a character are held back until the character is complete."""
+        """Send the new tokens, holding back those that may end within a character until the character is complete."""
         until = len(self.text)
         if finish_reason is None and self._tokenizer is not None:
             until = self._shown + self._tokenizer.complete_len(self.text[self._shown :])

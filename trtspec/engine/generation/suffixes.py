@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexes of the strings that repeat in generated text, for drafters that propose what followed before.
+"""Indexes of repeated token strings in generated text, for drafters that propose earlier continuations.
 
 `SuffixIndex` finds the last earlier occurrence of a text's final tokens; `SuffixTree` counts all occurrences of every
 string of at most `max_depth` tokens.
 
 The index is a suffix automaton (Blumer et al. 1985) that grows with the text, token by token. Each state represents the
 strings that end at the same positions of the text, which are suffixes of one another; a state's link leads to the
-longest suffix that also ends at other positions. A pointer refers to the longest suffix of the text that occurred
-before, limited to `max_match` tokens. All suffixes of at most that length are on the path of links from there. Last end
+longest suffix that also ends at other positions. The matched state represents the longest suffix of the text that
+occurred before, limited to `max_match` tokens. All shorter suffixes are on the path of links from this state. Last end
 positions are exact along this path, which is never longer than `max_match`; deeper states are not used.
 
 The tree is used by suffix decoding (Oliaro et al. 2024, arXiv:2411.04975). Counts, limits and the order of equal counts
@@ -27,11 +27,11 @@ ROUNDING = 1e-6  # tolerance for floating-point comparisons
 
 
 class SuffixIndex:
-    """A text and its repetitions.
+    """Index of a growing text that finds the last repetition of its end.
 
-    `matched` is the length of the longest suffix of at most `max_match` tokens that also ends earlier in the text
-    (it may overlap itself), and `after` the position after its most recent earlier end. Appending a token takes
-    O(max_match) in the worst case, and O(1) on average for texts with little repetition.
+    `matched` is the length of the longest suffix of at most `max_match` tokens that also ends earlier in the text (the
+    two may overlap), and `after` the position after its most recent earlier end. Appending a token takes O(max_match)
+    in the worst case, and O(1) on average for texts with little repetition.
     """
 
     def __init__(self, max_match: int) -> None:
@@ -67,7 +67,7 @@ class SuffixIndex:
         return [followed[at % len(followed)] for at in range(length)]
 
     def _advance_match(self, token: int) -> None:
-        """Extend the match by a token, or shorten it to the longest match that this token followed before."""
+        """Extend the match by `token`, or shorten it to the longest earlier match that `token` followed."""
         state, length = self._match, self.matched
         while token not in self._next[state]:
             if state == ROOT:
@@ -96,7 +96,7 @@ class SuffixIndex:
         self._link[whole] = link
 
     def _split(self, state: int, before: int, token: int) -> int:
-        """Move the strings of `state` that are a string of `before` plus `token` to a new state; return it.
+        """Move the strings of `state` that are a string of `before` plus `token` to a new state; return the new state.
 
         These suffixes ended at the positions of `state` and now also end at the end of the text, so a match in `state`
         is one of them.
@@ -122,7 +122,8 @@ class SuffixIndex:
 class SuffixNode:
     """A string that occurred `count` times; `ranked` has its continuations, most frequent first.
 
-    For a string that occurred once, `owner` is the sequence that contains it and `end` its end position there.
+    For a string that occurred once, `owner` is the sequence that contains it and `end` its end position in that
+    sequence.
     """
 
     count: int = 0
@@ -135,7 +136,7 @@ class SuffixNode:
 
 @dataclass(eq=False, slots=True)
 class SuffixHistory:
-    """A sequence of tokens in a tree; `open` has the nodes of its suffixes that can grow, each with its depth."""
+    """A token sequence in a tree; `open` has the nodes of its suffixes that can still grow, each with its depth."""
 
     tokens: list[int] = field(default_factory=list)
     open: list[tuple[SuffixNode, int]] = field(default_factory=list)
@@ -150,7 +151,7 @@ class SuffixPrediction:
 
 
 class SuffixTree:
-    """Counts the strings of growing sequences in O(number of repeated suffixes) per token."""
+    """Counts of all strings of growing sequences; appending a token takes O(number of repeated suffixes)."""
 
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
@@ -172,7 +173,7 @@ class SuffixTree:
                 sequence.open.append((child, depth + 1))
 
     def _unfold(self, node: SuffixNode, depth: int) -> None:
-        """Add the continuation of a string that occurred once to its node, or mark it open if its owner ends there."""
+        """Give the node of a string that occurred once its child, or mark it open if its owner ends with the string."""
         owner, end = node.owner, node.end
         if owner is None:
             return
@@ -187,7 +188,7 @@ class SuffixTree:
         node.ranked.append(child)
 
     def remove(self, sequence: SuffixHistory) -> None:
-        """Remove a sequence, to which nothing may be appended afterwards."""
+        """Remove a sequence from the counts; nothing may be appended to it afterwards."""
         for start in range(len(sequence.tokens)):
             node = self._root
             for token in sequence.tokens[start : start + self._max_depth]:
@@ -200,10 +201,10 @@ class SuffixTree:
                 node = child
 
     def guess(self, context: Sequence[int], most: int, factor: float, least: float) -> SuffixPrediction:
-        """Return the continuation of `context` with the highest score over all of its suffixes that occur in the tree.
+        """Return the continuation of `context` with the highest score over all of its suffixes in the tree.
 
-        A suffix of n tokens predicts at most min(`most`, `factor` * n) tokens, each with a probability of at least
-        `least`.
+        A suffix of n tokens predicts at most min(`most`, `factor` * n) tokens. A token is predicted only if the
+        probability of the path to it is at least `least`.
         """
         best = SuffixPrediction()
         for length in range(1, min(len(context), self._max_depth)):
@@ -229,7 +230,7 @@ class SuffixTree:
         return node, 0
 
     def _follow(self, node: SuffixNode, ahead: int, depth: int, most: int, least: float) -> SuffixPrediction:
-        """Follow the most frequent continuations of a string of `depth` tokens."""
+        """Predict at most `most` tokens along the most frequent continuations of a string of `depth` tokens."""
         tokens: list[int] = []
         score, probability = 0.0, 1.0
         while len(tokens) < most:

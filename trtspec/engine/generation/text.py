@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a request's tokens: incremental detokenization, encoding of continuations, and stop conditions."""
+"""Text of a request's tokens: incremental detokenization, encoding of continuations, and stop conditions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 
-# Texts after which a tokenizer may encode the same text differently.
+# Prefixes to try in `encode`: a tokenizer may encode a text differently after each of them.
 ANCHORS = ("", "a", "!", "\n")
 STOP_MARGIN = 8  # tokens of context that decoding the beginning of a stop text may need
 
 
 class TextPieces:
-    """Decodes and encodes text that does not begin a text: some tokenizers drop the leading space of a first token."""
+    """Codec for text that continues other text: some tokenizers drop the leading space of a first token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -27,11 +27,11 @@ class TextPieces:
         return self._tokenizer.decode([*self._anchor, *ids])[self._anchor_len :]
 
     def text(self, ids: Sequence[int], *, continues: bool) -> str:
-        """Return the text of `ids`, which begin a text or continue one."""
+        """Return the text of `ids`, which continue a text or begin one."""
         return self.decode(ids) if continues else self._tokenizer.decode(ids)
 
     def encode(self, text: str) -> list[int]:
-        """Return ids that `decode` maps to exactly this text; raise TrtspecError if they do not exist."""
+        """Return ids that `decode` maps to exactly this text; raise TrtspecError if such ids do not exist."""
         for anchor in ANCHORS:
             skip = len(self._tokenizer.encode(anchor, add_special_tokens=False))
             ids = self._tokenizer.encode(anchor + text, add_special_tokens=False)[skip:]
@@ -41,7 +41,7 @@ class TextPieces:
 
 
 class TextStream:
-    """Streams the text of tokens in pieces that do not split characters."""
+    """Incremental decoder that returns text in pieces that do not split characters."""
 
     def __init__(self, tokenizer: Tokenizer, pieces: TextPieces | None = None) -> None:
         self._tokenizer = tokenizer
@@ -50,7 +50,7 @@ class TextStream:
         self._begun = False
 
     def add(self, ids: Sequence[int], *, last: bool) -> tuple[str, int]:
-        """Return the text that is complete and its number of tokens; everything at the last call."""
+        """Return (complete text, its number of tokens) after adding `ids`; with `last`, return everything left."""
         self._held += ids
         until = len(self._held) if last else self._tokenizer.complete_len(self._held)
         shown, self._held = self._held[:until], self._held[until:]
@@ -63,7 +63,7 @@ class TextStream:
 
 @dataclass(frozen=True)
 class StopConditions:
-    """The stop conditions of one text; stop texts need the tokenizer and are ignored before `min_tokens` of output."""
+    """Stop conditions of one text; stop texts require the tokenizer and are ignored before `min_tokens` of output."""
 
     end_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
@@ -71,9 +71,9 @@ class StopConditions:
     min_tokens: int = 0
 
     def cut(self, text: Sequence[int], new: Sequence[int]) -> tuple[list[int], str | None]:
-        """Return the tokens of `new` to append to an unfinished output `text`, and "end_id" or "stop" if it ends now.
+        """Return the tokens of `new` to append to the output `text`, and "end_id", "stop" or None if it continues.
 
-        The text does not include an end token; it includes a stop text and the whole token that completes it.
+        The end token is not appended. A stop text is appended, with the whole token that completes it.
         """
         until = next((at for at, token in enumerate(new) if token in self.end_ids), len(new))
         ended = "end_id" if until < len(new) else None
@@ -82,7 +82,7 @@ class StopConditions:
         return (kept, ended) if stopped is None else (kept[:stopped], "stop")
 
     def _stop(self, text: Sequence[int], new: Sequence[int]) -> int | None:
-        """Return the number of new tokens up to the first complete stop text."""
+        """Return the number of new tokens up to the first complete stop text, or None."""
         if self.tokenizer is None:
             raise ValueError("stop texts need a tokenizer")
         reach = max(len(stop.encode()) for stop in self.stop) + STOP_MARGIN

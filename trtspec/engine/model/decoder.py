@@ -25,7 +25,7 @@ from trtspec.engine.model.weights import DecoderWeights
 class KVCache:
     """Preallocated keys and values of all layers in one tensor, [2 * layers, rows * max_len, kv_heads, head_size].
 
-    The caller tracks the length of each row, and the slots of rejected tokens are overwritten without a rollback.
+    The caller tracks the length of each row. No rollback is needed: the slots of rejected tokens are overwritten.
     """
 
     def __init__(self, config: ModelConfig, rows: int, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -37,17 +37,17 @@ class KVCache:
         self._by_row = by_row.transpose(2, 3).unbind()
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [len(slots), kv_heads, head_size]."""
+        """Store keys and values, each [len(slots), kv_heads, head_size], in the given slots of a layer."""
         self._flat[2 * layer].index_copy_(0, slots, keys)
         self._flat[2 * layer + 1].index_copy_(0, slots, values)
 
     def read(self, layer: int, first_row: int, rows: int, key_len: int) -> tuple[Tensor, Tensor]:
-        """Return views of keys and values, each [rows, kv_heads, key_len, head_size]."""
+        """Return views of a layer's keys and values, each [rows, kv_heads, key_len, head_size]."""
         where = (slice(first_row, first_row + rows), slice(None), slice(key_len))
         return self._by_row[2 * layer][where], self._by_row[2 * layer + 1][where]
 
     def compact(self, moves: list[tuple[int, int, int]]) -> None:
-        """Apply moves (row, from position, to position); all are read before any is written."""
+        """Apply moves (row, from position, to position) in all layers; all are read before any is written."""
         if moves:
             places = torch.tensor(moves, device=self._all.device)
             base = places[:, 0] * self.max_len
@@ -59,12 +59,12 @@ class KVCache:
         return self._all[:, start : start + length]
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of row `source` over row `target`."""
+        """Copy the first `length` positions of row `source` to row `target`."""
         self.row(target, length).copy_(self.row(source, length))
 
 
 def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCache, config: ModelConfig) -> Tensor:
-    """Return the output of the heads [rows * width, heads * head_size] for qkv [rows * width, all heads * head_size].
+    """Return the attention output [rows * width, heads * head_size] for qkv [rows * width, all heads * head_size].
 
     Keys and values of the window's tokens are first written to layer `number` of the cache.
     """
@@ -78,7 +78,7 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
         new_keys, new_values = (round_to_e4m3(new, layer.kv_scale) for new in (new_keys, new_values))
     cache.write(number, window.slots, new_keys, new_values)
     keys, values = cache.read(number, window.first_row, rows, window.key_len)
-    # Heads that share a key head become additional queries of it, so keys are never repeated in memory.
+    # Query heads that share a key head become additional queries of it, so keys are never repeated in memory.
     queries, group = rotated[:, :heads], heads // kv_heads
     if width == 1:
         queries = queries.view(rows, kv_heads, group, size)
@@ -92,7 +92,7 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
 
 
 def cache_context(kv: Tensor, key_norm: Tensor | None, window: Window, cache: KVCache, config: ModelConfig) -> None:
-    """Write kv [rows * width, 2 * layers * kv_heads * head_size], all keys before all values, to the cache's layers.
+    """Write kv [rows * width, 2 * layers * kv_heads * head_size], all keys before all values, to the cache.
 
     `key_norm` [layers * kv_heads, head_size] multiplies the normalized keys; it is None without a key norm.
     """
@@ -172,11 +172,11 @@ class Decoder:
         self._pass = PassGraphs(self._run) if graphs else self._run
 
     def forward(self, tokens: Tensor, window: Window, at: Tensor | None = None) -> Tensor:
-        """Run `tokens` [rows, width] through the model, writing their keys and values.
+        """Run `tokens` [rows, width] through the model, writing their keys and values to the cache.
 
         Args:
             tokens: int64 ids.
-            window: their positions.
+            window: the positions of the tokens.
             at: flat indices into rows * width of the tokens whose logits are returned, or None for all.
 
         Returns:
@@ -219,7 +219,7 @@ class Decoder:
         return self.lm_head(normed)[:count] if at is None else self.lm_head(normed[at]), features
 
     def _padding(self, count: int) -> int:
-        """Return the padding rows of a pass of `count` rows; 0 with experts, which would load weights for padding."""
+        """Return the padding rows for a pass of `count` rows; 0 with experts, which would load weights for padding."""
         return 0 if self.config.num_experts else self.layers[0].qkv.matrix.taken(count) - count
 
     def _attention(self, hidden: Tensor, number: int, layer: DecoderLayer, window: Window) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward pass of one layer of a source checkpoint, with transformers' operations, order and dtypes.
+"""Forward pass of one layer of a source checkpoint, with transformers' operations, order and dtypes.
 
 `layers` computes the same from fused and rearranged weights, which is faster but rounds differently. A quantizer that
 runs the source model observes the same bits as this module.
@@ -18,12 +18,12 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.engine.model.layers import ACTIVATIONS, mix_experts
 from trtspec.engine.model.positions import attention_factor, frequencies
 
-# The measured values of a module: the inputs of its matrix, and an attention's cached (rotated) keys and values.
+# Kinds of measured values: the inputs of a module's matrix, and an attention's cached keys (rotated) and values.
 INPUTS, KEYS, VALUES = "inputs", "keys", "values"
 
 
 class AmaxObserver:
-    """The largest magnitude of each (kind, module), in the order of the computation; NaN counts as the largest."""
+    """Largest magnitude of each (kind, module), in the order of the computation; NaN counts as the largest."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], Tensor] = {}
@@ -41,12 +41,12 @@ class AmaxObserver:
 
 @dataclass
 class LayerPass:
-    """One forward pass of a layer, which collects `peaks`.
+    """Forward pass of one layer, which collects the largest magnitudes in `peaks`.
 
-    `prefix` is the prefix of the layer's module names. `weights` are by the target's name in the layer, in the layout
-    of the source: three matrices [out, in] for "attention.qkv.weight", or the one matrix that stacks them. `rotation`
-    is cosines and sines, [positions, rotary_size] each, for at least as many positions as the prompt has. `plus` is
-    added to the stored weights of norms.
+    `prefix` is the prefix of the layer's module names. `weights` are by tensor name within the layer, in the layout of
+    the source: three matrices [out, in] for "attention.qkv.weight", or the one matrix that stacks them. `rotation` is
+    cosines and sines, [positions, rotary_size] each, for at least as many positions as the prompt has. `plus` is added
+    to the stored weights of norms.
     """
 
     config: ModelConfig
@@ -58,7 +58,7 @@ class LayerPass:
     peaks: AmaxObserver = field(default_factory=AmaxObserver)
 
     def run(self, hidden: Tensor) -> Tensor:
-        """Return the layer's output for hidden states [1, tokens, hidden_size]."""
+        """Return the layer's output [1, tokens, hidden_size] for hidden states of the same shape."""
         mlp = self._mix if self.config.num_experts else self._mlp
         attention_in, attention_out, mlp_in, mlp_out = self.config.sublayer_norms
         mixed = self._attend(self._norm(hidden, attention_in))
@@ -110,14 +110,14 @@ class LayerPass:
         return F.linear(inner, self.weights["mlp.proj.weight"][number])
 
     def _linear(self, module: str, rows: Tensor) -> list[Tensor]:
-        """Return the output of each of the module's matrices for `rows`."""
+        """Return the output of each of the module's matrices for `rows`, and record the largest input."""
         self._see(INPUTS, module, rows)
         matrices = self.weights[f"{module}.weight"]
         biases = self.weights.get(f"{module}.bias", [None] * len(matrices))
         return [F.linear(rows, matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
 
     def _written(self, rows: Tensor, module: str) -> Tensor:
-        """Return a sublayer's output as it is added to the residual."""
+        """Return a sublayer's output, normalized and scaled, as it is added to the residual."""
         rows, factor = self._norm(rows, module), self.config.residual_multiplier
         return rows * factor if factor != 1.0 else rows
 
@@ -126,7 +126,7 @@ class LayerPass:
         return self._norm(rows.view(*rows.shape[:-1], -1, width), module).flatten(-2)
 
     def _norm(self, rows: Tensor, module: str) -> Tensor:
-        """Return rows normed by a module; unchanged without one."""
+        """Return rows normalized by a module; unchanged if `module` is ""."""
         if not module:
             return rows
         return norm(rows, self.weights[f"{module}.weight"][0], self.config.norm_epsilon, self.plus)
@@ -136,7 +136,10 @@ class LayerPass:
 
 
 def attend_heads(queries: Tensor, keys: Tensor, values: Tensor, config: ModelConfig, reach: int) -> Tensor:
-    """Return the attention output; `reach` is the maximum number of keys per query, 0 for all keys up to its own."""
+    """Return the causal attention output; `reach` limits the keys per query (sliding window), 0 means no limit.
+
+    Queries are [1, heads, tokens, head_size]; keys and values have `num_kv_heads` heads.
+    """
     group, scale = config.num_heads // config.num_kv_heads, config.score_scale
     if not reach and not config.attention_cap:
         is_grouped = group > 1
@@ -168,7 +171,10 @@ def norm(rows: Tensor, weight: Tensor, epsilon: float, plus: float = 0.0) -> Ten
 
 
 def embedding_scale(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """Return the factor of embeddings in `dtype`, None without one; transformers rounds only the root of the size."""
+    """Return the factor for embeddings, or None if it is 1.
+
+    As in transformers, only the square root of the hidden size is rounded to `dtype`.
+    """
     if config.scaled_embedding:
         return torch.tensor(config.hidden_size**0.5, dtype=dtype, device=device)
     factor = config.embedding_multiplier
@@ -183,7 +189,7 @@ def rotation(config: ModelConfig, width: int, device: torch.device, dtype: torch
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return heads [..., positions, head_size] rotated by their positions; the rest beyond rotary_size is unchanged."""
+    """Return heads [..., positions, head_size] rotated by position; elements beyond rotary_size are unchanged."""
     size = cosines.shape[-1]
     turning, rest = heads[..., :size], heads[..., size:]
     first, second = turning.chunk(2, -1)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of a layer: weights, and their forward pass for a few rows of hidden states.
+"""Modules of a layer: weights, and their forward pass for a few rows of hidden states.
 
 The bits of a row must not depend on the number of other rows, or text with drafts would differ from text without them
 wherever two tokens are almost equally likely. On a CPU, weights are packed for oneDNN. MKL, which torch.mm calls, takes
 three times as long for the six rows of a verify step as for one row, and rounds them differently. oneDNN takes hardly
 longer, and rounds them alike (except for single rows of small matrices). The operators are those that torch's compiler
 emits for frozen weights; the torch version is pinned. On a GPU, cuBLAS chooses its kernel, and with it the order of
-sums, by the number of rows, so all products have the same number of rows there.
+sums, by the number of rows, so all products have the same number of rows.
 
 FP8 is simulated: values are rounded to float8_e4m3 as in TensorRT-LLM and then multiplied by a GEMM of the compute
 dtype. A model's output therefore equals the output of its FP8 engine up to the rounding of sums.
@@ -32,7 +32,7 @@ LEAST_SCALE = 1.0 / (E4M3_MAX * 512.0)
 # Row counts used with oneDNN, which generates and caches code for each count and weight shape: 0.6 MB, 0.3 ms.
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 _PADDED = [0, *(next(count for count in COUNTS if count >= rows) for rows in range(1, COUNTS[-1]))]
-# Rows of a product on a GPU; benchmarks/experiments/first-gpu-run.md has what that costs on an H200.
+# Rows of a product on a GPU; benchmarks/experiments/first-gpu-run.md has the cost on an H200.
 CHUNK = 128
 PACKED_FROM = 1 << 17  # weights; the overhead of some 10 us per oneDNN call does not pay off for smaller matrices
 # Activations of an MLP's gate by TensorRT-LLM's names; its gelu is the tanh approximation.
@@ -51,7 +51,7 @@ def round_to_e4m3(values: Tensor, scale: Tensor) -> Tensor:
 
 
 def round_rows_to_e4m3(values: Tensor) -> Tensor:
-    """Return values [tokens, columns] rounded to float8_e4m3, with a scale per token from its largest value."""
+    """Round values [tokens, columns] to float8_e4m3, with a scale per token from its largest magnitude."""
     clamped = values.clamp(-CLAMP, CLAMP)
     largest = clamped.float().abs().amax(-1, keepdim=True)
     # divide by a tensor: for a Python number, a GPU multiplies by its reciprocal, which changes the scale's last bit
@@ -65,7 +65,7 @@ def dequantize(quantized: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Norm:
-    """Normalizes rows of `width` numbers; for float32 the weights include its root (see `WeightLoader.norm`)."""
+    """RMS norm of `width` elements; float32 weights include the factor sqrt(width) (see `WeightLoader.norm`)."""
 
     def __init__(self, width: int, epsilon: float, device: torch.device) -> None:
         self._epsilon = epsilon
@@ -73,7 +73,7 @@ class Norm:
         self._offset = torch.tensor((width * epsilon) ** 0.5, device=device)
 
     def __call__(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
-        """Normalize hidden [n, width] with a weight [width] from `WeightLoader.norm`; None leaves it unchanged."""
+        """Normalize hidden [n, width] with a weight [width] from `WeightLoader.norm`; do nothing if it is None."""
         if weight is None:
             return hidden
         if hidden.dtype != torch.float32:
@@ -105,7 +105,7 @@ def mix_experts(hidden: Tensor, router: Tensor, top_k: int, expert: Callable[[in
 
 @dataclass(frozen=True)
 class WeightMatrix:
-    """A weight that maps rows [n, in] to [n, out]; here `stored` is a plain matrix [in, out]."""
+    """A weight that maps rows [n, in] to [n, out], stored as a plain matrix [in, out] in this base class."""
 
     stored: Tensor
 
@@ -115,7 +115,7 @@ class WeightMatrix:
         return self.stored.t()
 
     def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Map rows [n, in] to [n, out]."""
+        """Map rows [n, in] to [n, out], adding `bias` [out] if given."""
         return torch.mm(rows, self.stored) if bias is None else torch.addmm(bias, rows, self.stored)
 
     def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -124,12 +124,12 @@ class WeightMatrix:
         return total if bias is None else total.add_(bias)
 
     def taken(self, count: int) -> int:
-        """Return the number of rows that a product of `count` rows computes; passing as many rows avoids a copy."""
+        """Return the number of rows computed for a product of `count` rows; passing that many rows avoids a copy."""
         return count
 
 
 class PackedMatrix(WeightMatrix):
-    """A weight in oneDNN's layout, multiplied only by COUNTS rows: other numbers of rows are padded or split."""
+    """A weight in oneDNN's layout, multiplied by a number of rows in COUNTS; other numbers are padded or split."""
 
     @property
     def weight(self) -> Tensor:
@@ -180,12 +180,14 @@ class ChunkedMatrix(WeightMatrix):
 
 
 def _joined(parts: list[Tensor], count: int) -> Tensor:
-    """Return the first `count` rows of all parts."""
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[:count]
 
 
 def make_matrix(weight: Tensor, *, is_shared: bool = False) -> WeightMatrix:
-    """Return a weight [out, in] in the fastest layout on its device; without a copy on other devices if `is_shared`."""
+    """Return a weight [out, in] in the fastest layout on its device.
+
+    With `is_shared`, the plain layout is a view of `weight` instead of a copy.
+    """
     if weight.device.type == "cpu" and weight.numel() >= PACKED_FROM and weight.dtype in _packable():
         return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
     return _plain_matrix(weight.t() if is_shared else weight.t().contiguous())
@@ -204,14 +206,14 @@ def _packable() -> tuple[torch.dtype, ...]:
 
 
 class Sublayer(ABC):
-    """Maps rows of hidden states [n, in] to [n, out]."""
+    """Interface of a sublayer, which maps rows of hidden states [n, in] to [n, out]."""
 
     @abstractmethod
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the output [n, out]."""
+        """Return the output [n, out] for rows [n, in]."""
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return residual [n, out] plus the output."""
+        """Return residual [n, out] plus the output for rows [n, in]."""
         return residual + self(rows)
 
 
@@ -235,7 +237,7 @@ class Linear(Sublayer):
 
 @dataclass(frozen=True)
 class GatedMlp(Sublayer):
-    """down(activate(a) * b), where a and b are the halves of `gate_up`'s output."""
+    """Gated MLP: down(activate(a) * b), where a and b are the halves of `gate_up`'s output."""
 
     gate_up: Linear
     down: Linear
@@ -254,7 +256,7 @@ class GatedMlp(Sublayer):
 
 @dataclass(frozen=True)
 class MixtureOfExperts(Sublayer):
-    """A mixture of experts: each row uses its `top_k` experts by the router [experts, hidden]."""
+    """A mixture of experts: each row uses the `top_k` experts with the largest logits of `router` [experts, hidden]."""
 
     router: Tensor
     top_k: int
@@ -288,7 +290,7 @@ class ScaledSublayer(Sublayer):
 
 @dataclass(frozen=True)
 class AdjustedHead:
-    """A head whose logits are multiplied by a factor and, unless `cap` is 0, capped: x becomes cap * tanh(x / cap)."""
+    """LM head whose logits x are multiplied by a factor and, unless `cap` is 0, replaced by cap * tanh(x / cap)."""
 
     head: Linear
     factor: float

@@ -20,7 +20,7 @@ from trtspec.engine.model.positions import Window
 
 GRAPHS = 64
 CAPTURE_AT = 3  # passes of the same shapes; the ones before have initialized the libraries
-MOST_TOKENS = 512  # longer passes run longer than their launches
+MOST_TOKENS = 512  # longer passes take longer to run than to launch
 COUNTED = 4096  # shapes whose passes are counted
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class _Inputs:
 
     @property
     def shapes(self) -> tuple[Any, ...]:
-        """Return what a graph has fixed."""
+        """Return the shapes and numbers that are fixed when a graph is captured."""
         seen, near = self.window, self.window.near
         kinds = [None if tensor is None else tuple(tensor.shape) for tensor in self.tensors]
         return (seen.first_row, seen.rows, seen.width, seen.key_len, near is not None, *kinds)
@@ -51,14 +51,14 @@ class _Inputs:
         return [self.tokens, self.at, seen.slots, seen.rotation, seen.mask, *others]
 
     def copied(self) -> _Inputs:
-        """Return a copy whose tensors share no memory with these."""
+        """Return a copy that shares no memory with this object."""
         window = _copied(self.window)
         if self.window.near:
             window = replace(window, near=replace(_copied(self.window.near), slots=window.slots))
         return _Inputs(self.tokens.clone(), window, None if self.at is None else self.at.clone())
 
     def copy_from(self, others: _Inputs) -> None:
-        """Overwrite the tensors with those of other inputs of the same shapes."""
+        """Overwrite the tensors with the values of other inputs of the same shapes."""
         for mine, other in zip(self.tensors, others.tensors, strict=True):
             if mine is not None and other is not None:
                 mine.copy_(other)
@@ -84,7 +84,7 @@ class _Graph:
 
 
 class PassGraphs:
-    """Runs passes of a decoder on a CUDA device, as graphs where their shapes repeat."""
+    """Runs passes of a decoder on a CUDA device, as graphs if their shapes repeat."""
 
     def __init__(self, run: Pass) -> None:
         self._run, self._is_enabled = run, True
@@ -95,7 +95,7 @@ class PassGraphs:
     def __call__(
         self, tokens: Tensor, window: Window, aux_layers: Sequence[int], at: Tensor | None, skipped: Any
     ) -> Outputs:
-        """Return the result of the pass; it is the caller's, and no later pass changes it."""
+        """Run a pass and return its outputs, which no later pass overwrites."""
         if not self._is_enabled or tokens.numel() > MOST_TOKENS or window.mask is None:
             return self._run(tokens, window, aux_layers, at, skipped)
         inputs, fixed = _Inputs(tokens, window, at), (tuple(aux_layers), skipped)
@@ -121,7 +121,7 @@ class PassGraphs:
         return graph.replay(inputs)
 
     def _capture(self, inputs: _Inputs, aux_layers: tuple[int, ...], skipped: Any) -> _Graph:
-        """Record a pass without running it."""
+        """Capture a pass as a graph without running it."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def rotations(config: ModelConfig, max_len: int, length: int = 0) -> Tensor:
     """Return attention_factor * e^(i * position * frequency) as complex64 [max_len, 1, rotary_size / 2].
 
-    `length` is the length of the longest text.
+    `length` is the length of the longest text in tokens.
     """
     angles = torch.outer(torch.arange(max_len, dtype=torch.float32), frequencies(config, length))
     return torch.polar(torch.full_like(angles, attention_factor(config)), angles).unsqueeze(1)
@@ -43,7 +43,10 @@ def attention_factor(config: ModelConfig) -> float:
 
 
 def frequencies(config: ModelConfig, length: int = 0) -> Tensor:
-    """Return the radians per position of each pair, float32 [rotary_size / 2], for texts of at most `length` tokens."""
+    """Return the radians per position of each rotary pair, float32 [rotary_size / 2].
+
+    `length` is the maximum length of a text in tokens, which LongRoPE needs to choose its factors.
+    """
     exponents = torch.arange(0, config.rotary_size, 2, dtype=torch.float32) / config.rotary_size
     inverse = config.rotary_base**exponents
     scaling = config.rope_scaling
@@ -90,7 +93,7 @@ def _yarn(inverse: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
 
 @dataclass(frozen=True)
 class Window:
-    """The positions of `width` tokens in each of `rows` cache rows; shared by all layers of a step.
+    """Positions of `width` tokens in each of `rows` cache rows; shared by all layers of a step.
 
     `slots` [rows * width] are their cache slots and `rotation` is complex [rows * width, 1, rotary_size / 2]. `mask`
     [rows, 1, queries, key_len] is added to the scores, or None if every query attends to all `key_len` keys. `near` is
@@ -129,11 +132,11 @@ def padded_key_len(count: int) -> int:
 
 
 class Windows:
-    """Creates the windows of a model with `max_len` cache positions per row, for texts of at most `length` tokens.
+    """Factory of the windows of a model with `max_len` cache positions per row, for texts of at most `length` tokens.
 
     With `few_shapes`, the windows of the target's and a draft model's tokens always have a mask, and few key lengths,
     see `padded_key_len`. On CUDA this keeps torch's choice of an attention kernel, and so the order of its sums,
-    independent of the width, and lets graphs of passes be reused. It is the default there.
+    independent of the width, and lets graphs of passes be reused. It is the default on CUDA.
     """
 
     def __init__(
@@ -157,11 +160,14 @@ class Windows:
             self._near_rotations = rotations(sliding_window_config(config), max_len).to(device)
 
     def unmasked(self, starts: list[int], width: int, first_row: int = 0) -> Window:
-        """Return the window of `width` tokens at `starts[i]` in cache row `first_row + i`; each attends to all keys."""
+        """Return the window of `width` tokens from `starts[i]` on in cache row `first_row + i`, without a mask.
+
+        Each token attends to all keys of the window.
+        """
         return self._at(self._along(starts, width), starts, first_row, max(starts) + width)
 
     def chain(self, starts: list[int], width: int, first_row: int = 0) -> Window:
-        """Return the causal window of `width` tokens at `starts[i]` in cache row `first_row + i`."""
+        """Return the causal window of `width` tokens from `starts[i]` on in cache row `first_row + i`."""
         positions = self._along(starts, width)
         window = self._at(positions, starts, first_row, self._keys(max(starts) + width))
         keys = self._positions[: window.key_len]
@@ -170,7 +176,10 @@ class Windows:
         return self._with_near(window, positions, keys)
 
     def block(self, starts: list[int], width: int) -> Window:
-        """Return the window of `width` tokens at `starts[i]` in cache row i; they attend to the text and each other."""
+        """Return the window of `width` tokens from `starts[i]` on in cache row i.
+
+        The tokens attend to the text and to each other, in both directions.
+        """
         window = self.unmasked(starts, width)
         if min(starts) == max(starts):
             return window
@@ -199,10 +208,10 @@ class Windows:
         return self._with_near(window, positions, keys.unsqueeze(1))
 
     def growing(self, starts: list[int], width: int, levels: int) -> NextLevel:
-        """Return a function that creates the windows of trees that grow: `levels` of `width` nodes below the root.
+        """Return a function that creates the windows of growing trees, one level of `width` nodes per call.
 
-        Each call returns the window of the next level; its argument is the index [rows, width] of each node's parent in
-        the previous level. The root is at `starts[i]` in row i, and keys are stored as in `tree`.
+        A tree has `levels` levels below the root. The argument of a call is the index [rows, width] of each node's
+        parent in the previous level. The root is at `starts[i]` in row i, and keys are stored as in `tree`.
         """
         begin, nodes = self._column(starts), width * levels
         places = begin + self._positions[1 : 1 + nodes]
@@ -225,7 +234,7 @@ class Windows:
         return next_level
 
     def singles(self, starts: list[int], count: int) -> list[Window]:
-        """Return `count` windows of one token at `starts`, `starts` + 1, and so on, computed together."""
+        """Return `count` windows of one token per row, at `starts`, `starts` + 1, and so on, computed together."""
         if not count:
             return []
         positions = (self._column(starts) + self._positions[:count]).clamp_max(self._max_len - 1)
@@ -243,7 +252,7 @@ class Windows:
         return windows
 
     def _keys(self, count: int) -> int:
-        """Return the key length of a window that needs `count` keys."""
+        """Return the key length of a window that needs `count` keys, padded with `few_shapes`."""
         return max(count, min(padded_key_len(count), self._max_len)) if self._few_shapes else count
 
     def _with_near(self, window: Window, positions: Tensor, keys: Tensor) -> Window:
@@ -263,7 +272,7 @@ class Windows:
         return replace(window, near=replace(window, mask=mask, rotation=rotation))
 
     def _along(self, starts: list[int], width: int) -> Tensor:
-        """Return the positions [rows, width] of consecutive tokens."""
+        """Return the positions [rows, width] of consecutive tokens, at most `max_len` - 1."""
         return (self._column(starts) + self._positions[:width]).clamp_max(self._max_len - 1)
 
     def _at(self, positions: Tensor, starts: list[int], first_row: int, key_len: int) -> Window:

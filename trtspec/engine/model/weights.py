@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a converted checkpoint into the layers of the forward pass: shards joined, FP8 dequantized, matrices fused.
+"""Load a converted checkpoint into the layers of the forward pass: join shards, dequantize FP8, fuse matrices.
 
 One tensor is read at a time, so that peak memory is the weights plus one tensor. The tensors of a draft head are read
 from the target's checkpoint by the rules with which they were stored.
@@ -44,15 +44,15 @@ from trtspec.families.decoder import decoder_rules
 
 
 def find_shard(checkpoint: TrtllmCheckpoint, rule: Rule) -> TensorInfo | None:
-    """Return a rule's target on the first rank that should hold it, or None if it is missing."""
+    """Return the shard of a rule's target tensor on the first rank of its stage, or None if it is missing."""
     sharded = _shard(checkpoint, rule)
     return checkpoint.ranks[sharded.ranks[0]].get(sharded.name)
 
 
 def join_shards(checkpoint: TrtllmCheckpoint, rule: Rule) -> Tensor:
-    """Return a rule's target as a whole tensor on the CPU in its stored dtype; without a copy if one rank holds it.
+    """Return a rule's whole target tensor on the CPU in its stored dtype; without a copy if one rank stores it.
 
-    Raise CheckpointError with tensor and file if a rank's shard is missing or has the wrong shape or dtype.
+    Raises CheckpointError with tensor and file if a rank's shard is missing or has the wrong shape or dtype.
     """
     sharded = _shard(checkpoint, rule)
     shares = {rank: _share(checkpoint, sharded, rank) for rank in sharded.ranks}
@@ -89,7 +89,7 @@ def _share(checkpoint: TrtllmCheckpoint, sharded: ShardedTarget, rank: int) -> T
 
 
 class WeightLoader:
-    """The tensors of some rules on a device, by full name.
+    """Loader of the tensors of some rules to a device, by full name.
 
     Every call reads from the checkpoint and raises CheckpointError if a tensor is missing.
     """
@@ -118,7 +118,7 @@ class WeightLoader:
         return weight * len(weight) ** 0.5 if weight.dtype == torch.float32 else weight
 
     def weight(self, name: str) -> Tensor:
-        """Return a weight [out, in], or [experts, out, in], in the compute dtype."""
+        """Return a weight [out, in] or [experts, out, in] in the compute dtype, dequantized if it is FP8."""
         rule = self._rules[name]
         stored = join_shards(self._checkpoint, rule).to(self._device)
         if stored.dtype != torch.float8_e4m3fn:
@@ -127,7 +127,7 @@ class WeightLoader:
         return dequantize(stored, self._read(scale, torch.float32).unsqueeze(-1), self._dtype)
 
     def linear(self, *modules: str, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> Linear:
-        """Return modules with the same input fused into one; `order` permutes the concatenated outputs."""
+        """Return a Linear that fuses modules with the same input; `order` permutes the concatenated outputs."""
         weights = [f"{module}.weight" for module in modules]
         biases = [self.tensor(f"{module}.bias") for module in modules if f"{module}.bias" in self]
         return Linear(
@@ -167,7 +167,7 @@ class WeightLoader:
 
 
 class DecoderWeights(WeightLoader):
-    """The tensors of a converted checkpoint, by the rules of a decoder for its config."""
+    """Loader of a converted checkpoint's tensors, by the decoder rules for its config."""
 
     def __init__(self, checkpoint: TrtllmCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(checkpoint, decoder_rules(checkpoint.config), device, dtype)
@@ -191,7 +191,7 @@ class DecoderWeights(WeightLoader):
         return DecoderLayer(**vars(block), input_norm=input_norm, has_window=self._config.has_window(number))
 
     def mlp(self, prefix: str) -> Sublayer:
-        """Return the MLP of a layer with the config's activation, or its mixture of experts."""
+        """Return a layer's MLP or mixture of experts; raise UnsupportedModel for an unknown activation."""
         if self._config.num_experts:
             return self._mixture(prefix)
         act = self._config.hidden_act
@@ -206,7 +206,7 @@ class DecoderWeights(WeightLoader):
         return GatedMlp(gate_up, self.linear(f"{prefix}.proj"), ACTIVATIONS[act])
 
     def _mixture(self, prefix: str) -> MixtureOfExperts:
-        """Return the mixture with separate experts; the router is always float32."""
+        """Return a layer's mixture of experts with one MLP per expert; the router is always float32."""
         # the experts' linear half is stored above the activated one
         halves = partial(torch.roll, shifts=self._config.intermediate_size, dims=1)
         return MixtureOfExperts(
@@ -216,13 +216,13 @@ class DecoderWeights(WeightLoader):
         )
 
     def _experts(self, module: str, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> list[Linear]:
-        """Return the experts of a weight [experts, out, in]."""
+        """Return one linear layer per expert of a stacked weight [experts, out, in]."""
         name = f"{module}.weight"
         quantize = self.quantization([name])
         return [Linear(make_matrix(weight), None, quantize) for weight in order(self.weight(name))]
 
     def _adjusted(self, inner: Sublayer, module: str) -> Sublayer:
-        """Return a sublayer with the norm `module` of its output, if there is one, and the residual multiplier."""
+        """Return a sublayer with the output norm `module`, unless it is "", and the residual multiplier."""
         if module:
             norm = Norm(self._config.hidden_size, self._config.norm_epsilon, self._device)
             inner = NormalizedSublayer(inner, partial(norm, weight=self.norm(module)))
@@ -230,7 +230,7 @@ class DecoderWeights(WeightLoader):
         return ScaledSublayer(inner, factor) if factor != 1.0 else inner
 
     def _kv_scale(self, qkv: str) -> Tensor:
-        """Return the KV cache's scale as in TensorRT-LLM: the larger of the scales of k and v, or the common scale."""
+        """Return the KV cache scale as in TensorRT-LLM: the larger of the k and v scales, or the common one."""
         rules = {kind: cache_scale(self._rules[qkv], kind) for kind in KV_SCALES}
         separate = all(find_shard(self._checkpoint, rules[kind]) for kind in ("k", "v"))
         kinds = ("k", "v") if separate else ("kv",)
@@ -243,13 +243,13 @@ def _stack(tensors: list[Tensor]) -> Tensor:
 
 
 def _paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:
-    """Reorder the rows of q and k within the rows of q, k and v for `Block`."""
+    """Reorder the q and k rows of a stacked qkv so that rotary pairs are adjacent, as `Block` requires."""
     turning = (config.num_heads + config.num_kv_heads) * config.head_size
     return torch.cat([_paired(rows[:turning], config), rows[turning:]])
 
 
 def _qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
-    """Return the norm weights of q and k, one or all heads each, in the form of `Block.qk_norm`."""
+    """Return the norm weights of q and k, for one head or for all heads, in the form of `Block.qk_norm`."""
     heads = ((q, config.num_heads), (k, config.num_kv_heads))
     paired = [(_paired(weight, config).view(-1, config.head_size), count) for weight, count in heads]
     return torch.cat([weight.expand(count, -1) for weight, count in paired])

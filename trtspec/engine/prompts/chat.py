@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renders chat messages to a prompt with a tokenizer's chat template.
+"""Render chat messages to a prompt with a tokenizer's chat template.
 
 A template is untrusted code from the model's publisher. Child processes render it (`trtspec.engine.prompts.rendering`)
 with limits of memory, time and output. The result equals transformers' `apply_chat_template`.
@@ -32,7 +32,7 @@ ESCAPED = 6  # the maximum bytes of JSON for one byte of text
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer's directory, if it has one.
+    """The chat template of a tokenizer's directory, which may lack one (`is_there`).
 
     Raises CheckpointError if a file cannot be read. A template that does not compile raises ChatError for each chat
     request, because completions work without it.
@@ -63,7 +63,7 @@ class ChatTemplate:
             return _rendered(self._pool.ask(f"{RENDERING}:render", argument))
 
     async def render_async(self, messages: Any) -> RenderedText:
-        """Render without blocking the event loop; see `render`."""
+        """Render as `render` does, without blocking the event loop."""
         argument = self._argument(messages)
         with _chat_errors():
             return _rendered(await self._pool.ask_async(f"{RENDERING}:render", argument))
@@ -91,7 +91,7 @@ def _rendered(reply: dict[str, str]) -> RenderedText:
 
 @contextmanager
 def _chat_errors() -> Iterator[None]:
-    """Raise ChatError for a failure of the child process."""
+    """Raise a failure of the child process as ChatError."""
     try:
         yield
     except SandboxError as error:
@@ -100,9 +100,10 @@ def _chat_errors() -> Iterator[None]:
 
 
 def _source(root: Path) -> str:
-    """Return the template that transformers would choose: template files first, then tokenizer_config.json.
+    """Return the template that transformers would choose, or "".
 
-    If there are several templates, it is the one named "default".
+    Template files precede tokenizer_config.json. If a file has several templates, it is the one named "default". Raises
+    CheckpointError if a file cannot be read.
     """
     path, more = root / "chat_template.jinja", root / "additional_chat_templates"
     if path.is_file():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads prompt files of all formats, applies a tokenizer's chat template to prompts with messages, and counts them."""
+"""Load prompt files of all formats, apply a tokenizer's chat template to messages, and count prompts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shipped_sets() -> dict[str, Path]:
 
 
 def read_prompts(path: Path) -> PromptFile:
-    """Read a file, or the set of that name shipped with trtspec; raise TrtspecError with the first invalid line."""
+    """Read a file or the shipped set of that name; raise TrtspecError with the first invalid record."""
     path = path if path.exists() else shipped_sets().get(str(path), path)
     records = read_records(path)
     name, found = detect_format(records)
@@ -48,9 +48,9 @@ def read_prompts(path: Path) -> PromptFile:
 
 
 def load_prompts(path: Path, tokenizer: Path | None = None) -> list[Prompt]:
-    """Return the prompts of a file as they are sent to a model, with the tokenizer's chat template applied to messages.
+    """Load the prompts of a file as they are sent to a model, with the tokenizer's chat template applied to messages.
 
-    Without a tokenizer or a template, messages keep their plain form. Raise TrtspecError if the file is invalid or the
+    Without a tokenizer or a template, messages keep their plain form. Raises TrtspecError if the file is invalid or the
     template rejects messages.
     """
     prompts = list(read_prompts(path).prompts)
@@ -58,9 +58,10 @@ def load_prompts(path: Path, tokenizer: Path | None = None) -> list[Prompt]:
 
 
 def with_template(prompts: Sequence[Prompt], tokenizer: Path, path: Path) -> list[Prompt]:
-    """Return prompts whose messages are rendered with the template of a tokenizer's directory; `path` is for errors.
+    """Return prompts whose messages are rendered with the chat template of a tokenizer's directory, if it has one.
 
-    The text is `Rendered`: it must be encoded without adding special tokens, also when it is sent to a server.
+    A rendered text is `RenderedText`: it must be encoded without adding special tokens, also when it is sent to a
+    server. Raises TrtspecError, with `path`, if the template rejects messages.
     """
     if not any(prompt.messages for prompt in prompts):
         return list(prompts)
@@ -82,7 +83,10 @@ def with_template(prompts: Sequence[Prompt], tokenizer: Path, path: Path) -> lis
 
 
 def summarize(file: PromptFile, tokenizer: Path | None) -> dict[str, Any]:
-    """Return the document of `prompts --json`; `tokenizer` is a directory whose template and tokens are used."""
+    """Return the JSON document of `trtspec datasets --json`: the numbers and lengths of the prompts by kind.
+
+    With `tokenizer`, a directory, its chat template is applied and lengths are also counted in tokens.
+    """
     prompts = with_template(file.prompts, tokenizer, file.path) if tokenizer else file.prompts
     characters, tokens = [len(prompt.text) for prompt in prompts], None
     if tokenizer:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the rows of a parquet file with pyarrow (optional) in a child process with limits.
+"""Read the rows of a parquet file with pyarrow (optional) in a child process with limits.
 
 A footer of some hundred bytes can describe columns of many gigabytes. Therefore only the columns that a prompt format
 uses are read, a few rows at a time, with limits on the unpacked size.
@@ -27,7 +27,7 @@ def read_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows as objects with the given columns, if the file has them.
 
-    `max_bytes` and `max_values` limit these columns when unpacked. Raise TrtspecError if pyarrow is missing, or if the
+    `max_bytes` and `max_values` limit these columns when unpacked. Raises TrtspecError if pyarrow is missing, or if the
     file is corrupt or too large.
     """
     if find_spec("pyarrow") is None:
@@ -49,7 +49,10 @@ def read_rows(
 
 
 def unpack(options: dict[str, Any], raw: bytes) -> list[dict[str, Any]]:
-    """Return the rows of a file; runs in the child process."""
+    """Return the rows of the parquet file `raw`; runs in the child process.
+
+    If the file lacks all requested columns, the rows have its first columns, with None, for the caller's error message.
+    """
     try:
         import pyarrow
         from pyarrow import parquet

@@ -30,7 +30,7 @@ QUESTION_ANSWERING, RAG, MATH = "question-answering", "rag", "math"
 CODE, CODE_EDITING, STRUCTURED, WRITING = "code", "code-editing", "structured-output", "creative-writing"
 KINDS = (CHAT, MULTI_TURN, SUMMARIZATION, TRANSLATION, QUESTION_ANSWERING, RAG, MATH, CODE, CODE_EDITING, STRUCTURED,
          WRITING)  # fmt: skip
-# Categories of published sets with another name here; the others keep their names.
+# Categories of published sets that have another name in KINDS; other categories keep their names.
 SAME = {"coding": CODE, "math_reasoning": MATH, "qa": QUESTION_ANSWERING, "writing": WRITING}
 # The keys of a record that the formats in `formats/` read; other columns of a parquet file are not unpacked.
 KEYS = ("prompt", "messages", "kind", "document", "response", "id", "category", "body", "custom_id", "task_id",
@@ -42,11 +42,11 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt; `kind` groups prompts in reports, `name` is the id or the line number.
+    """A prompt; `kind` groups prompts in reports, and `name` is the record's id or number.
 
     `text` is sent to the model. For `messages` it is their plain form until a tokenizer's chat template is applied.
-    `further_turns` counts the later user turns, which are not used. `answer` is a model's answer in the file or
-    None. `document` identifies the text from which the prompt was extracted.
+    `further_turns` counts the later user turns, which are not used. `answer` is a model's answer in the file or None.
+    `document` identifies the text from which the prompt was extracted.
     """
 
     text: str
@@ -60,7 +60,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A record of a prompt file: a JSON value, a row or a line. `where` is its position for messages."""
+    """A record of a prompt file: a JSON value, a row or a line. `where` is its position for error messages."""
 
     where: str
     number: int
@@ -71,25 +71,25 @@ class PromptRecord:
         return isinstance(self.value, dict) and self.value.keys() >= {*keys}
 
     def get(self, key: str) -> Any:
-        """Return an object's value of a key, or None if the key is missing or the record is not an object."""
+        """Return the value of a key, or None if the key is missing or the record is not an object."""
         return self.value.get(key) if isinstance(self.value, dict) else None
 
     def text(self, key: str) -> str:
-        """Return a non-empty text; raise TrtspecError if it is missing."""
+        """Return the non-empty text of a key; raise TrtspecError for any other value."""
         found = self.get(key)
         if not isinstance(found, str) or not found:
             raise self.refuse(f'expected {{"{key}": "some text"}}')
         return found
 
     def texts(self, key: str) -> Sequence[str]:
-        """Return a list of texts of which the first is not empty; raise TrtspecError if it is missing."""
+        """Return a list of texts of which the first is not empty; raise TrtspecError for any other value."""
         found = self.get(key)
         if not isinstance(found, list) or not found or not found[0] or not all(isinstance(each, str) for each in found):
             raise self.refuse(f'expected {{"{key}": ["some text", ...]}}')
         return found
 
     def name(self, key: str) -> str:
-        """Return the id, or the record's number if the key is missing."""
+        """Return the value of a key as text, or the record's number if the key is missing."""
         found = self.get(key)
         return str(self.number if found is None else found)
 
@@ -98,13 +98,13 @@ class PromptRecord:
 
 
 def kind_for_category(category: object) -> str:
-    """Return the kind of a published set's category, or the category itself; "" for None."""
+    """Return the kind for the category of a published set, or the category itself if unknown; "" for None."""
     name = "" if category is None else str(category)
     return SAME.get(name, name)
 
 
 class ChatError(TrtspecError):
-    """Invalid messages; `param` is the path of the invalid value, `code` is an error code for programs."""
+    """Raised for invalid messages; `param` is the path of the invalid value, `code` an error code for programs."""
 
     def __init__(self, message: str, param: str = "messages", code: str = "invalid_value") -> None:
         super().__init__(message)
@@ -112,7 +112,7 @@ class ChatError(TrtspecError):
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return messages in the form that templates accept: known roles and text contents; raise ChatError if invalid."""
+    """Return messages with known roles and text contents, as templates require; raise ChatError if invalid."""
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
         raise ChatError(f"messages must be a list of 1 to {MAX_MESSAGES} messages")
     return [_message(message, f"messages.{number}") for number, message in enumerate(messages)]
@@ -179,7 +179,7 @@ UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f]")
 
 
 def read_records(path: Path) -> list[PromptRecord]:
-    """Return the records of a file, at least one; raise TrtspecError with the line of the first invalid record."""
+    """Read the records of a file, at least one; raise TrtspecError with the position of the first invalid record."""
     raw = _read(path)
     records = _read_rows(path, raw) if raw.startswith(PARQUET) else _read_text(path, raw)
     if not 0 < len(records) <= MAX_PROMPTS:
@@ -250,7 +250,7 @@ def _line(where: str, line: str) -> str:
 
 
 def _items(path: Path, text: str) -> Iterator[PromptRecord]:
-    """Yield the items of a JSON list, each with the line in which it begins."""
+    """Yield the items of a JSON list, each with the line on which it begins."""
     decoder, line, counted = json.JSONDecoder(), 1, 0
     at, number = text.index("[") + 1, 0
     while True:

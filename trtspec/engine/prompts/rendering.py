@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renders a chat template in a child process, because the template is untrusted code from the model's publisher.
+"""Render a chat template in a child process, because a template is untrusted code from the model's publisher.
 
 The sandbox, its extensions, filters and globals are the same as in transformers 5 (utils/chat_template_utils.py), so
 that the output is the same. `trtspec.engine.prompts.chat` is the parent process.
@@ -24,12 +24,12 @@ _prepared: list[tuple[jinja2.Template, dict[str, str]]] = []
 
 
 def prepare(argument: dict[str, Any], data: bytes) -> None:
-    """Compile {"source": a template, "tokens": its special tokens} for the requests that follow."""
+    """Compile {"source": template, "tokens": special tokens} for later calls of `render` in this process."""
     _prepared[:] = [(_compiled(argument["source"]), argument["tokens"])]
 
 
 def render(argument: dict[str, Any], data: bytes) -> dict[str, str]:
-    """Return {"text": the prompt of "messages"}, or {"error": the reason of the failure, "code": ...}."""
+    """Render {"messages", "max_bytes"} and return {"text": prompt}, or {"error": reason, "code": error code}."""
     template, tokens = _prepared[0]
     size, pieces = 0, []
     try:
@@ -57,7 +57,7 @@ def _refused(reason: str) -> dict[str, str]:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks answers for training; it does not change the text."""
+    """Template tag `{% generation %}`, which marks answers for training; it does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
@@ -71,7 +71,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """`dict`, without the attributes of Python's class."""
+    """Template global `dict`, without the attributes of Python's class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -81,7 +81,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace`, without attributes that begin with an underscore."""
+    """Template global `namespace`, without attributes that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         attributes = dict(*args[1:], **kwargs)

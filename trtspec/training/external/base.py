@@ -39,14 +39,14 @@ Name = Annotated[str, Field(min_length=1, max_length=4096)]
 
 @dataclass(frozen=True)
 class Kind:
-    """A trainer's name for a kind of draft, and the dialect in which it reads and exports it."""
+    """A trainer's name for a kind of draft, and the dialect in which the trainer reads and exports it."""
 
     name: str
     dialect: str
 
 
 class TrainingJob(StrictModel):
-    """A training job: a draft of `kind` for `target`, which is a directory or a hub id.
+    """Training of a draft of `kind` for `target`, which is a directory or a hub id.
 
     `draft` is config.json in the trainer's dialect. `captured` are the target layers whose hidden states the draft
     reads, numbered by their inputs, out of `layers`. `longest` is the maximum row length in tokens. `maps` is True if
@@ -71,13 +71,13 @@ Further = Callable[[TrainingJob, Path, Sequence[TrainingText], Tokenizer], int]
 
 @dataclass(frozen=True)
 class ExternalTrainer:
-    """An external trainer.
+    """An external trainer, as defined by a module of `trainers/`.
 
     `kinds` are by method. `families` are the target families for which the project has trained drafts. `needs`
-    describes its prerequisites. `result` is the path of the trained draft in the job's directory. `config` (run.yaml,
-    without keys whose value is None) and `commands` (shell lines that use $TARGET) are generated from a job. `further`
-    writes trainer-specific files to a directory that already contains the draft, and returns the number of texts it had
-    to skip.
+    describes its prerequisites. `result` is the path of the trained draft in the job's directory. `config` returns the
+    content of run.yaml, in which keys with the value None are omitted. `commands` returns shell lines that use $TARGET.
+    `further` writes trainer-specific files to a directory that already contains the draft, and returns the number of
+    texts it had to skip.
     """
 
     title: str
@@ -93,7 +93,7 @@ class ExternalTrainer:
 
 
 def find_trainer(name: str) -> ExternalTrainer:
-    """Return a trainer by name; the error for an unknown name lists the known ones."""
+    """Return the trainer with this name; the error for an unknown name lists the known ones."""
     found: ExternalTrainer = find_extension(PACKAGE, ATTRIBUTE, name, "trainer")
     return found
 
@@ -108,9 +108,9 @@ AS_THEY_ARE = (
 
 
 def training_texts(texts: Sequence[TrainingText]) -> list[TrainingText]:
-    """Return the training texts, with texts to keep repeated as in a local training.
+    """Return the training texts, with regression texts repeated as in a local training.
 
-    TrtspecError if no response has two tokens, because the first one is never drafted.
+    Raises TrtspecError if no response has two tokens, because the first token is never drafted.
     """
     found = pool([text for text in texts if text.side == TRAIN and len(text.answer) > 1])
     if not found:
@@ -136,7 +136,10 @@ def held_out_digest(texts: Iterable[TrainingText]) -> str:
 
 
 def write_messages(path: Path, texts: Sequence[TrainingText], tokenizer: Tokenizer) -> int:
-    """Write texts as messages and return their number; TrtspecError if no text is suitable."""
+    """Write texts as user and assistant messages; return their number.
+
+    Texts for which `pieces` returns None are skipped. Raises TrtspecError if all of them are.
+    """
     found = [pair for text in texts if (pair := pieces(text, tokenizer))]
     if not found:
         message = "no row's text tokenizes to the row's tokens, but this trainer takes text"

@@ -7,7 +7,7 @@ The draft is evaluated like any other. The directory contains:
     run.yaml              the trainer's configuration
     run.sh, README.md     commands and instructions
     draft/                the recipe's draft in the trainer's dialect
-    trtspec_job.json      which prompts will evaluate the result
+    trtspec_job.json      the job's record, with the digest of the evaluation prompts
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ with the options that wrote it. The draft is then converted and measured on the 
 
 
 class JobRecord(StrictModel):
-    """The document of `train --trainer --json`; `held_out` is the digest of the evaluation prompts.
+    """Record of a job, printed by `trtspec train --trainer NAME --json`; `held_out` is the evaluation prompts' digest.
 
     `rows` and `tokens` count the training data, `left_out` the rows unsuitable for the trainer.
     """
@@ -108,7 +108,7 @@ class JobRecord(StrictModel):
 
 
 def read_job(result: Path) -> tuple[Path, JobRecord]:
-    """Return the job's directory at or above `result`, and its record; TrtspecError without a job."""
+    """Return (directory, record) of the job at or above `result`; raise TrtspecError if a job is not found."""
     path = result.absolute()
     root = next((each for each in (path, *path.parents) if (each / JOB).is_file()), None)
     if root is None:
@@ -125,9 +125,9 @@ def read_job(result: Path) -> tuple[Path, JobRecord]:
 
 
 def write_job(request: TrainRequest, name: str, watching: ProgressFactory) -> tuple[Path, JobRecord]:
-    """Generate the target's responses and write the named trainer's input; return its path and record.
+    """Generate the target's responses and write the job of the named trainer; return its directory and record.
 
-    TrtspecError, before anything is written, if the job is not possible.
+    Raises TrtspecError, before anything is written, if the job is not possible.
     """
     trainer = find_trainer(name)
     loaded = load_with_draft(request, trainer.kinds)
@@ -198,7 +198,7 @@ def _job(request: TrainRequest, build: Build, trainer: ExternalTrainer, draft: R
 
 
 def render_config(trainer: ExternalTrainer, job: TrainingJob) -> str:
-    """Return run.yaml; TrtspecError for a draft that the trainer does not support."""
+    """Return run.yaml; raise TrtspecError for a draft that the trainer does not support."""
     return yaml.safe_dump(_without_none(trainer.config(job)), sort_keys=False)
 
 
@@ -210,9 +210,10 @@ def _without_none(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class TakeDraft(Step):
-    """Write the draft in `source` in the dialect of the previous draft; `target` is the target's directory.
+    """Step that writes the draft in `source` in the dialect of the previous draft.
 
-    `held_out` is the digest of the prompts excluded from its rows, `trainer` the name of the trainer.
+    `target` is the target's directory, `held_out` the digest of the prompts excluded from the job's rows, and `trainer`
+    the name of the trainer.
     """
 
     VERSION: ClassVar[int] = 1
@@ -225,7 +226,7 @@ class TakeDraft(Step):
     trainer: str
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Convert; TrtspecError for different held-out prompts, and for an inconsistent draft."""
+        """Convert the draft; raise TrtspecError if the held-out prompts changed or the draft is inconsistent."""
         if held_out_digest(read_texts(inputs[self.texts] / TEXTS)) != self.held_out:
             message = "the held-out prompts changed since its rows were written, so it may have been trained on them"
             hint = "use the same --prompts, --regression-prompts, --held-out, --seed and --max-tokens as before"
@@ -240,9 +241,9 @@ class TakeDraft(Step):
 
 
 def import_result(request: TrainRequest, result: Path, watching: ProgressFactory) -> TrainResult:
-    """Evaluate a trainer's result in a job's directory, and publish it if it is better.
+    """Evaluate a trainer's result and publish it if it is better; raise TrtspecError for an inconsistent draft.
 
-    `result` is that directory, or one of the drafts in it. TrtspecError for an inconsistent draft.
+    `result` is a job's directory, or one of the drafts in it.
     """
     root, record = read_job(result)
     trainer = find_trainer(record.trainer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of prompt formats, detection of a file's format, and what formats share.
+"""Interface of prompt formats, detection of a file's format, and helpers that formats share.
 
 MT-bench, Spec-Bench and SPEED-Bench have one record format: a question with an id, a category and turns.
 """
@@ -28,10 +28,10 @@ SPEC_BENCH_CATEGORIES = {"translation", "summarization", "qa", "math_reasoning",
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """One prompt format, registered as `FORMAT` of a module in `formats/` or by an entry point of an installed package.
+    """A prompt format, registered as `FORMAT` of a module in `formats/` or by a package's entry point.
 
     `recognizes` gets all records of a file (at least one) and must be true for at most one format. `read` converts a
-    record to a prompt, or to None without a question; it raises TrtspecError with the record's position if the
+    record to a prompt, or to None if it lacks a question; it raises TrtspecError with the record's position if the
     record is invalid. `columns` are keys of a record in addition to `prompt.KEYS`; other columns of a parquet file are
     not read.
     """
@@ -43,7 +43,7 @@ class PromptFormat:
 
 
 def first_has(*keys: str) -> Callable[[Sequence[PromptRecord]], bool]:
-    """Return a `recognizes` for files whose first record has all these keys."""
+    """Return a `recognizes` function for files whose first record has all these keys."""
     return lambda records: records[0].has(*keys)
 
 
@@ -68,7 +68,10 @@ def first_turn_prompt(record: PromptRecord, turns: Sequence[str], kind: str, nam
 
 
 def chat(record: PromptRecord, messages: object, kind: str, name: str, further_turns: int = 0) -> Prompt:
-    """Return messages as a prompt, without trailing answers; raise TrtspecError if the messages are invalid."""
+    """Return messages as a prompt, without trailing answers; raise TrtspecError if the messages are invalid.
+
+    The first of the trailing answers becomes `Prompt.answer`. If `kind` is "", the prompt's kind is chat or multi-turn.
+    """
     try:
         read = read_messages(messages)
     except ChatError as error:
@@ -83,7 +86,7 @@ def chat(record: PromptRecord, messages: object, kind: str, name: str, further_t
 
 
 def question_set(records: Sequence[PromptRecord]) -> str | None:
-    """Return the module's name of a set of questions with turns, or None for other records.
+    """Return the format module's name for a set of questions with turns, or None for other records.
 
     SPEED-Bench's records name the source of their text. Spec-Bench, or a part of it, has categories that MT-bench does
     not have.
@@ -97,6 +100,6 @@ def question_set(records: Sequence[PromptRecord]) -> str | None:
 
 
 def read_turns(record: PromptRecord) -> Prompt:
-    """Return the first turn of a question."""
+    """Return the first turn of a question with turns as a prompt."""
     turns = record.texts("turns")
     return first_turn_prompt(record, turns, kind_for_category(record.get("category")), record.name("question_id"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HumanEval: one beginning of a Python file per line, for the model to continue."""
+"""HumanEval: the beginning of a Python file in each record, for the model to continue."""
 
 from __future__ import annotations
 

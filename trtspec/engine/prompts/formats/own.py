@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""trtspec's JSON lines: `{"prompt": "..."}` or `{"messages": [...], "kind": "..."}`, with an optional id.
+"""trtspec's own JSON lines: `{"prompt": "..."}` or `{"messages": [...], "kind": "..."}`, with an optional id.
 
 `response` is a model's answer; prompts with the same `document` were extracted from one text.
 """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SPEED-Bench: NVIDIA's prompts of eleven categories or of five lengths, as parquet or as JSON lines.
 
-Some prompts are published without their text, which NVIDIA's script downloads from the source; they are an error.
+Some prompts are published without their text, which NVIDIA's script downloads from the source. Such prompts are
+rejected with an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's ModelOpt: NVIDIA/Model-Optimizer:modelopt/recipe/config.py@0.47.0, and its examples/speculative_decoding.
+"""External trainer: NVIDIA's ModelOpt with its examples/speculative_decoding.
 
-It reads messages, formats them with a chat template, and takes the loss mask from the template's `generation` block
-(modelopt/torch/utils/plugins/transformers_dataset.py). Block nets start from the draft's weights, EAGLE-3 heads only
-from its shape and vocabulary. Families are from the example's support matrix.
+Source: NVIDIA/Model-Optimizer:modelopt/recipe/config.py@0.47.0. ModelOpt reads messages, formats them with a chat
+template, and takes the loss mask from the template's `generation` block
+(modelopt/torch/utils/plugins/transformers_dataset.py). DFlash and DSpark drafts start from the draft's weights, EAGLE-3
+heads only from its shape and vocabulary. Families are from the example's support matrix.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ MARKOV = ("projector_type", "markov_rank", "markov_head_type", "use_confidence_h
 
 
 def config(job: TrainingJob) -> dict[str, Any]:
-    """Return the configuration file of the example's main.py; TrtspecError for a net of an unsupported shape.
+    """Return the configuration file of the example's main.py.
 
-    Keys of `training` that ModelOpt does not know are passed to transformers' TrainingArguments.
+    Keys of `training` that ModelOpt does not know are passed to transformers' TrainingArguments. Raises TrtspecError
+    for a draft whose shape ModelOpt does not support.
     """
     is_head = job.kind.name == "eagle3"
     return {
@@ -76,7 +78,7 @@ def _layer(draft: dict[str, Any]) -> dict[str, Any]:
 
 
 def _eagle(job: TrainingJob) -> dict[str, Any]:
-    """Return the section; the export gets no rope scaling, so that the draft runs as it was trained."""
+    """Return the `eagle` section; RoPE scaling is not changed at export, so that the draft runs as it was trained."""
     draft, layer = job.draft, _layer(job.draft)
     default = {"rope_type": "default", "rope_theta": draft.get("rope_theta", 10000.0)}
     rope = layer.get("rope_scaling") or draft.get("rope_parameters") or default
@@ -116,7 +118,7 @@ def _dflash(job: TrainingJob) -> dict[str, Any]:
 
 
 def commands(job: TrainingJob) -> str:
-    """Return the commands; ModelOpt's scripts are in its repository, but not in its wheel."""
+    """Return the shell commands, which use a clone of ModelOpt: its wheel lacks the scripts."""
     return f"""\
 : "${{MODELOPT:?the directory of a clone of NVIDIA/Model-Optimizer at 0.47.0}}"
 example=$MODELOPT/examples/speculative_decoding

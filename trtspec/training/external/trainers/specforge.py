@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SpecForge of the SGLang project: sgl-project/SpecForge:specforge/config/schema.py@a6b6b02.
+"""External trainer: SpecForge of the SGLang project.
 
-It reads rows unchanged (`data.prompts_path`) and starts from the draft (`draft_checkpoint_path`). Hidden states come
-from an SGLang server that it starts on another GPU (`managed_local`), and are transferred in memory. Families are from
-its examples/configs; DFlash nets are z-lab's.
+Source: sgl-project/SpecForge:specforge/config/schema.py@a6b6b02. SpecForge reads rows unchanged (`data.prompts_path`)
+and starts from the draft (`draft_checkpoint_path`). Hidden states come from an SGLang server that SpecForge starts on
+another GPU (`managed_local`), and are transferred in memory. Families are from its examples/configs and, for DFlash,
+from z-lab's drafts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""speculators of the vLLM project: vllm-project/speculators:src/speculators/train/config/schema.py@v0.9.0.
+"""External trainer: speculators of the vLLM project.
 
-Rows pass through `prepare-data` unchanged. Hidden states come from a vLLM server during training and are deleted after
-reading (vllm-project/speculators:scripts/launch_vllm.py@v0.9.0). Training starts from the draft with its vocabulary and
-layers, so options that change its shape are not allowed. Families are from the README's table.
+Source: vllm-project/speculators:src/speculators/train/config/schema.py@v0.9.0. Rows pass through `prepare-data`
+unchanged. Hidden states come from a vLLM server during training and are deleted after reading
+(vllm-project/speculators:scripts/launch_vllm.py@v0.9.0). Training starts from the draft with its vocabulary and layers,
+so options that change its shape are not allowed. Families are from the README's table.
 """
 
 from __future__ import annotations
