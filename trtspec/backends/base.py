@@ -91,7 +91,7 @@ class Migration:
             self.note("dropped", path, why)
 
     def drop_empty(self, *names: str) -> None:
-        """Remove those of the named sections of `engine` that are empty."""
+        """Remove the named sections of `engine` that are empty."""
         engine = self.document["engine"]
         for name in names:
             if name in engine and not engine[name]:
@@ -145,7 +145,7 @@ class Backend:
         warms: true if `serving.warmup` is supported.
         maps_vocabularies: returns whether a version and method support a draft model with another vocabulary.
         devices, dtypes, defaults: supported values of `engine.device`, `dtype` and `serving.defaults`.
-        package: the required Python package; None if the engine is part of trtspec.
+        package: the required Python package, or None if the engine is part of trtspec.
         versions: returns the known values of `engine.version`, the default last.
         nearest_versions: true if an unknown version is planned like the nearest known one of its minor version.
         check: yields reasons why a recipe cannot be built or served.
@@ -258,7 +258,7 @@ def _auto(method: str, gpu: str | None) -> tuple[str, str]:
 
 
 def stand_in_version(backend: Backend, version: str) -> str | None:
-    """Return the known version that is nearest to an unknown one; None if the version is known or unsupported."""
+    """Return the known version that is nearest to an unknown one, or None for a known or unsupported version."""
     versions = backend.versions()
     unknown = backend.nearest_versions and version not in versions
     return nearest_version(version, versions) if unknown else None

@@ -66,7 +66,7 @@ class PlanContext:
 
     @property
     def gpu(self) -> Gpu | None:
-        """Return the recipe's GPU; None if it is missing or unknown."""
+        """Return the recipe's GPU, or None if it is missing or unknown."""
         return GPUS.get((self.recipe.engine.gpu or "").lower())
 
     @property

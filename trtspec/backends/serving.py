@@ -81,7 +81,7 @@ class StandaloneServer:
         serve: the command line of the OpenAI-compatible server, to which --port and the model's name are added.
         arguments: only the options, including the model's path.
         files: contents of configuration files by name; the server reads them in /config.
-        name_option: the option for the model's name in the OpenAI API; "" if there is none.
+        name_option: the option for the model's name in the OpenAI API, or "".
     """
 
     framework: str
@@ -120,8 +120,8 @@ class ServingHooks:
         requirements: returns the pip requirements for a version, in addition to trtspec and its `extra`.
         system_packages: returns the Ubuntu packages for a version.
         kv_usage: the metric for the used share of the KV cache (0 to 1); "" if it is not exported.
-        alone: returns the standalone server for a repository, the artifact's path and a version; None if unsupported.
-        nodes: the commands for several machines; None if unsupported.
+        alone: returns the standalone server for a repository, the artifact's path and a version, or None.
+        nodes: the commands for several machines, or None if unsupported.
     """
 
     triton_backend: str = ""

@@ -115,7 +115,7 @@ def decoder_rules(config: ModelConfig) -> list[Rule]:
 
 
 def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
-    """Return the rules of the embedding, then the given rules of the layers, then those of final norm and LM head."""
+    """Return the rules of the embedding, the given rules of the layers, the final norm and the LM head."""
     embedding = (config.vocab_size, config.hidden_size)
     tokens = SourceTensor("model.embed_tokens.weight", embedding)
     head = tokens if config.tied_embeddings else SourceTensor("lm_head.weight", embedding)
@@ -161,7 +161,7 @@ def attention(config: ModelConfig, layer: int) -> list[Rule]:
 def mlp(config: ModelConfig, layer: int) -> list[Rule]:
     """Return the rules of a layer's dense MLP.
 
-    `fc` is the branch with the activation. With "swiglu", `fc` contains both branches and there is no `gate`.
+    `fc` is the branch with the activation. With "swiglu", `fc` contains both branches and `gate` is omitted.
     """
     hidden, inter, linear = config.hidden_size, config.intermediate_size, _mlp_layer(config)
     modules: dict[str, tuple[tuple[str, ...], tuple[int, int], Split, LinearLayer]] = {
@@ -169,7 +169,7 @@ def mlp(config: ModelConfig, layer: int) -> list[Rule]:
         "gate": (("up_proj",), (inter, hidden), Split.ROWS, replace(linear, fused="mlp.fc.weight")),
         "proj": (("down_proj",), (hidden, inter), Split.COLUMNS, linear),
     }
-    if config.hidden_act == "swiglu":  # rows of the linear branch precede those of the activated one
+    if config.hidden_act == "swiglu":  # the linear branch precedes the activated one
         modules["fc"] = (("up_proj", "gate_proj"), (inter, hidden), Split.ROWS, linear)
         del modules["gate"]
     found = []

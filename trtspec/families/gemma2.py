@@ -30,7 +30,7 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 
 
 def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: Any) -> ModelConfig:
-    """Return the config of a Gemma 2 or 3 model; by default, every `pattern`-th layer has no sliding window."""
+    """Return the config of a Gemma 2 or 3 model; by default, every `pattern`-th layer is without a sliding window."""
     if reader.get("use_bidirectional_attention", bool, False):
         raise reader.unsupported("use_bidirectional_attention is not supported: text is generated from left to right")
     bias = reader.get("attention_bias", bool, False)

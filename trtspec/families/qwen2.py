@@ -28,7 +28,7 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 def switched_window(reader: ConfigReader) -> dict[str, Any]:
     """Return the ModelConfig fields for the sliding window; empty without `use_sliding_window`.
 
-    The first `max_window_layers` layers have no window, unless config.json lists the kind of each layer.
+    The first `max_window_layers` layers are without a window, unless config.json lists the kind of each layer.
     """
     if not reader.get("use_sliding_window", bool, False) or not (window := sliding_window(reader)):
         return {}

@@ -48,7 +48,7 @@ class KernelLibrary:
         threads: int = 0,
         kernel: str = "verify_chain",
     ) -> ChainResult:
-        """Verify a batch of chains; the arguments are those of `bit_exact.ChainBatch`, and logits may also be bfloat16.
+        """Verify a batch of chains with the arguments of `bit_exact.ChainBatch`; logits may also be bfloat16.
 
         `threads` is the number of CPU threads; 0 uses all cores. The kernel "verify_block" accepts or rejects prefixes
         as a

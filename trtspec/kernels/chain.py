@@ -93,7 +93,7 @@ def verify_block(
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
 ) -> list[VerifyResult]:
-    """Verify chains as a whole (block verification); arguments and results are those of `verify_chain`."""
+    """Verify chains as a whole (block verification), with the arguments and results of `verify_chain`."""
     if params is None or uniforms is None:
         return verify_chain(logits, tokens, lens)
     target_probs = params.probs(logits)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-test of a compiled library on this machine: its results for random batches must equal those of `bit_exact`.
+"""Self-test of a compiled library on this machine: random batches must give the same ids as `bit_exact`.
 
 The test takes a few seconds. The acceptance rules themselves are tested in tests/kernels/exactness.py.
 """

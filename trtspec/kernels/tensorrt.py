@@ -203,7 +203,7 @@ def _add_layer(trt: Any, network: Any, layer: VerifyLayer, column: Any) -> bool:
 
 
 def create_plugin(trt: Any, layer: VerifyLayer) -> Any:
-    """Return the plugin from the registry of `trt` (tensorrt or tensorrt_lean); None if it rejects the fields."""
+    """Return the plugin from the registry of `trt` (tensorrt or tensorrt_lean), or None if it rejects the fields."""
     import numpy as np
 
     def field(name: str, value: float) -> Any:

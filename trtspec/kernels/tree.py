@@ -112,7 +112,7 @@ class Tree:
     def rounds(self) -> list[tuple[Ints, Ints]]:
         """Return (nodes [n], children [rows, n]) for first children, then for second children, and so on.
 
-        `nodes` are those with such a child in any row. Rows in which a node has no such child contain 0.
+        `nodes` are those with such a child in any row. Rows in which a node lacks such a child contain 0.
         """
         rounds = []
         for turn in range(max(len(family) for families in self.children for family in families)):

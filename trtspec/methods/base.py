@@ -153,10 +153,10 @@ class Method:
         draft_shape: returns the draft shape for the options and the draft length.
         check_options: yields problems of the options with the target; paths are relative to `speculation.options`.
         check_model: yields problems of a draft model's source; paths are relative to `speculation.draft`.
-        suggest: returns a proposal for a draft (or for a target, if the method needs no draft), or None;
+        suggest: returns a proposal for a draft (for a target if the method does not use a draft), or None;
             raises CheckpointError for an invalid checkpoint.
         variants: yields changes of the options that are worth measuring; the value None removes a key.
-        vocabulary_names: returns the tensor names of heads that can have a reduced vocabulary; None if no heads can.
+        vocabulary_names: returns the tensor names of heads that can have a reduced vocabulary, or None.
     """
 
     summary: str

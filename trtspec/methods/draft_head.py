@@ -88,7 +88,7 @@ def resolve_num_layers(configured: int, found: int, target_layers: int) -> int:
 
 
 def check_layers(configured: int, found: int) -> Iterator[Diagnostic]:
-    """Warn if the number of layers in config.json differs from that of the tensors."""
+    """Warn if config.json and the tensors have different numbers of layers."""
     if configured != found:
         message = f"num_hidden_layers is {configured}, but the tensors' number of layers is {found}, which is used"
         hint = f"set num_hidden_layers: {found} in its config.json for other engines"
@@ -106,7 +106,7 @@ def check_shift(layers: tuple[int, ...], usual: tuple[int, ...], what: str, hint
 
 
 def mask_token(source: Source) -> int | None:
-    """Return the id of the mask token for parallel drafting, or None if config.json has no key for it."""
+    """Return the id of the mask token for parallel drafting, or None if config.json lacks it."""
     return next((source.reader.get(key, int) for key in MASK_KEYS if source.config.get(key) is not None), None)
 
 
@@ -234,7 +234,7 @@ def read_head(
 ) -> SourceHead:
     """Read a draft head for a target; raise CheckpointError if it is incomplete or the method does not use heads.
 
-    `draft_len` is the recipe's draft length; None is the method's default.
+    `draft_len` is the recipe's draft length, or None for the method's default.
     """
     drafting = find_method(method)
     if drafting.read_head is None:

@@ -54,7 +54,7 @@ VARIABLES = (
 
 
 def installed_versions(script: Path, package: str) -> tuple[str | None, str | None]:
-    """Return the versions of a package and of TensorRT in a script's Python environment; None if not installed.
+    """Return the versions of a package and of TensorRT in a script's Python environment, or None if not installed.
 
     Raise TrtspecError if the script is not a Python program or its interpreter fails.
     """

@@ -62,7 +62,7 @@ def store_source(asked: ModelSource, source: Source, weights: Mapping[str, Absen
 
 
 def load_stored_source(asked: ModelSource, store: Store) -> Source | None:
-    """Return a hub model from the store, without its weight files; None if it is not stored."""
+    """Return a hub model from the store, without its weight files, or None if it is not stored."""
     entry = store.peek(_step(asked).key).entry if asked.revision else None
     if entry is None:
         return None

@@ -96,7 +96,7 @@ def _check_chain(knob: str, speculation: Speculation, method: Method, options: O
 
 
 def unused(path: str, message: str, source: str = "") -> Diagnostic:
-    """Return a warning for a recipe key that has no effect."""
+    """Return a warning for a recipe key without effect."""
     return Diagnostic(path, "unused", message, severity="warning", source=source)
 
 

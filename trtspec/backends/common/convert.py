@@ -118,7 +118,7 @@ def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]
 class HeadFiles:
     """The files of a draft head that is converted with its target, and the method's options.
 
-    `options` are those of the recipe, as JSON. `method_version` is the version of a method from another package.
+    `options` are the recipe's, as JSON. `method_version` is the version of a method from another package.
     """
 
     method: str
@@ -229,7 +229,7 @@ def convert_checkpoint(
     since
     its last call; when resuming, its first call includes those processed earlier. `journal` is the directory from which
     an
-    interrupted conversion is resumed. `threads` does not change the output; None chooses the number. Raise
+    interrupted conversion is resumed. `threads` does not change the output and is chosen automatically if None. Raise
     CheckpointError
     if the source is inconsistent.
     """
@@ -267,7 +267,7 @@ def convert_checkpoint(
 
 
 def plan_model(model: SourceModel, head: SourceHead | None, mapping: ParallelMapping, scheme: Scheme) -> Conversion:
-    """Return the conversion plan for a model's tensors and for those of a draft head stored with it."""
+    """Return the conversion plan for the tensors of a model and of a draft head stored with it."""
     rules = [*model.rules, *(head.rules if head else ())]
     return plan_conversion(model.config, rules, mapping, model.scheme(scheme))
 

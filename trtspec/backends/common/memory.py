@@ -49,7 +49,7 @@ def plan_memory(context: PlanContext) -> list[MemoryPlan]:
 
     The KV caches have space for a full batch of texts with the maximum length, and for the reusable tokens of finished
     texts.
-    The largest activations are those of a prefill step (hidden state, queries, keys and values, both MLP branches) and
+    The largest activations occur in a prefill step (hidden state, queries, keys and values, both MLP branches) and
     the
     logits of a verification step. A draft model with another vocabulary needs more tokens for the same text. Raise
     ValueError
@@ -89,7 +89,7 @@ def _weights_bytes(model: ModelConfig, item: int) -> int:
 def plan_source_memory(context: PlanContext, fraction_of: FractionOf = "") -> list[MemoryPlan]:
     """Return a memory plan for each GPU of the target; empty if the target's config does not suffice.
 
-    The drafter is on the same GPUs, divided like the target. The KV cache is that of a full batch of texts with the
+    The drafter is on the same GPUs, divided like the target. The KV cache is sized for a full batch of texts with the
     maximum
     length; servers use all remaining memory for it. `fraction_of` is the memory to which the engine applies
     `serving.kv_cache_fraction`.
@@ -124,7 +124,7 @@ def _limit(fraction_of: FractionOf, memory: int, fraction: float, fixed: int, ac
 
     The fraction applies to "all" memory, to "static" memory (weights and KV cache, while activations use the rest), or
     to the
-    memory that weights and activations leave "free" for the KV cache. With "" there is no fraction.
+    memory that weights and activations leave "free" for the KV cache. With "" it is ignored.
     """
     share = int(memory * fraction)
     return {
@@ -144,7 +144,7 @@ class ModelMemory(NamedTuple):
 
 
 def _model_memory(context: PlanContext, role: str) -> ModelMemory | None:
-    """Return the memory of the target or the draft; None if the model is absent or its config does not suffice.
+    """Return the memory of the target or the draft, or None if the model is absent or its config does not suffice.
 
     Models without a family are estimated from their config and headers.
     """

@@ -41,7 +41,7 @@ class DraftingSizes:
 
 
 def drafting_sizes(context: PlanContext) -> DraftingSizes | None:
-    """Return the drafting sizes of a recipe; None without a drafter.
+    """Return the drafting sizes of a recipe, or None without a drafter.
 
     The sizes follow engine.py's _resolve_spec_decode_runtime_options. A chain is verified with the token before it. A
     DFlash

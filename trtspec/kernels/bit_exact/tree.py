@@ -135,7 +135,7 @@ def _reject_recursively(walk: _Walk) -> int:
 
 
 def _first_accepted(walk: _Walk, residual: _Residual) -> int | None:
-    """Return the first accepted child of the last node; None if there is none or the draft's row is unusable."""
+    """Return the last node's first accepted child, or None if all are rejected or the draft's row is unusable."""
     for child in walk.children(walk.path):
         token = walk.tokens[child]
         if not residual.open[token]:

@@ -168,7 +168,7 @@ def is_dflash2(source: Source) -> bool:
 
 
 def block_size(source: Source) -> int | None:
-    """Return the block size in a net's config.json, or None if there is no valid one."""
+    """Return the block size in a net's config.json, or None if it is missing or invalid."""
     sections = (source.config, source.config.get("dflash_config"), source.config.get("dspark_config"))
     found = [each.get("block_size") for each in sections if isinstance(each, dict)]
     return next((each for each in found if isinstance(each, int) and each > 0), None)

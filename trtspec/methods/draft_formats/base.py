@@ -83,13 +83,13 @@ class DraftSchema:
         fixed: keys with a required value; a file with another value is rejected.
         carried: keys that do not affect computation, with a default value or None.
         marks: keys and tensor name prefixes that identify the dialect.
-        section: the key of the layers' config; None if it is at the top level.
+        section: the key of the layers' config, or None if it is at the top level.
         renames: the dialect's tensor name prefixes, by common prefix.
         needs: required tensors.
         shared: tensors that the dialect takes from the target instead of storing them.
         lacks: regular expressions of unsupported tensors, with the reason.
         in_tensors: facts that follow from the presence of tensors.
-        names: naming scheme of Medusa heads, which have no layers. A scheme with a prefix stores the heads in the
+        names: naming scheme of Medusa heads, which are not layers. A scheme with a prefix stores the heads in the
             target's
             config and tensors.
         names_target: a key whose value must be the target's name.

@@ -91,7 +91,7 @@ class RenderedDraft:
         """Return the tensors written to `root`; raise ValueError if the draft there differs from the source draft."""
         draft, source = self.draft, load_source(root)
         again = read_draft(source, self.target)
-        # None means unspecified: a dialect may require EAGLE-3's default layers, which are then written explicitly
+        # the value None is unspecified; a dialect that requires EAGLE-3's default layers stores them explicitly
         changed = [fact for fact, value in draft.facts.items() if value not in (None, again.facts[fact])]
         if changed or (again.kind, again.layer) != (draft.kind, draft.layer):
             raise ValueError(f"reading the result gives another draft: {', '.join(changed) or 'layers'}")
@@ -152,7 +152,7 @@ class RenderedDraft:
         return found
 
     def _check_implied(self, fact: str, value: Any, implied: Any) -> None:
-        """Raise CheckpointError if the dialect has no key for a fact and implies another value."""
+        """Raise CheckpointError if the dialect lacks a key for a fact and implies another value."""
         if fact == SOFT or value == implied or (not value and not implied):
             return
         values = f"{fact} = {_format(value)}, and implies {_format(implied or False)}"

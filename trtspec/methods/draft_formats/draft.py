@@ -289,7 +289,7 @@ def _adds_nothing(source: Source, heads: Heads, head: int) -> bool:
 
 
 def _has_target_lm_head(source: Source, heads: Heads, head: int, target: SourceModel | None) -> bool:
-    """Return whether a head's vocabulary matrix is the target's LM head; false if there is no target to compare."""
+    """Return whether a head's vocabulary matrix is the target's LM head; false without a target."""
     matrix = source.tensors.get(heads.lm_head(head).sources[0].name)
     return heads.shared == "" or bool(target and matrix and have_equal_bits(matrix, target_tensor(LM_HEAD, target)))
 

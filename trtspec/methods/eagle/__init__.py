@@ -97,7 +97,7 @@ class EagleOptions(LossyOptions):
 
     @property
     def growth(self) -> Growth | None:
-        """Return the size of the dynamic tree; None for a static tree."""
+        """Return the size of the dynamic tree, or None for a static tree."""
         if self.top_k is None or self.depth is None or self.nodes is None:
             return None
         return Growth(self.top_k, self.depth, self.nodes)

@@ -43,7 +43,7 @@ class EagleHead(FeatureHead):
         self._lm_head = target.lm_head
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Return the target's hidden states unchanged: an EAGLE head reads only those of the last layer."""
+        """Return the target's hidden states unchanged: an EAGLE head reads only the last layer's."""
         return hidden_states
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:

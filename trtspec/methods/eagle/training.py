@@ -31,7 +31,7 @@ EMBEDDING = f"{NET}.vocab_embedding.weight"
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
-    """Return a new head; `fc` has no bias, because some engines do not support one."""
+    """Return a new head; `fc` is without a bias, which some engines do not support."""
     layer = plain_layer(origin.config)
     rules = [rule for rule in head_rules(layer, NETS) if rule.sources[0].name not in OPTIONAL]
     fused = origin.random(layer.hidden_size, 2 * layer.hidden_size)

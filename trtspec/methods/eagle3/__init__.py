@@ -99,7 +99,7 @@ class Eagle3HeadConfig:
 def stored_head(checkpoint: TrtllmCheckpoint, what: str, method: str) -> Eagle3HeadConfig:
     """Return the head's configuration in a target's checkpoint.
 
-    Raise CheckpointError if there is none; its message contains `what`, the kind of head, and `method`.
+    Raise CheckpointError if it is missing; the message contains `what`, the kind of head, and `method`.
     """
     target = checkpoint.config
     section, layer = (stored_section(checkpoint, key, what, method) for key in (NAME, LAYER_CONFIG))

@@ -93,7 +93,7 @@ class Heads:
         return Rule(target, (source,), Stage.LAST, Split.VOCABULARY, copy=self.shared is not None)
 
     def rules(self) -> Iterator[Rule]:
-        """Yield the rules of all heads; there are no vocabulary matrices if the heads use the target's."""
+        """Yield the rules of all heads; without vocabulary matrices if the heads use the target's."""
         for head in range(self.num_heads):
             for layer in range(self.num_layers):
                 yield from (self.weight(head, layer), self.bias(head, layer))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recurrent Drafter: drafts by beam search from the hidden state of the last token that the target processed.
 
-The formula is that of apple/ml-recurrent-drafter: silu is applied to each new state, and rnn_u's bias is added from the
+The formula is from apple/ml-recurrent-drafter: silu is applied to each new state, and rnn_u's bias is added from the
 first step on. TensorRT-LLM omits both.
 """
 

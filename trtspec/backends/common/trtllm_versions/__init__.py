@@ -69,9 +69,10 @@ def is_release(version: object, release: str) -> bool:
 class BuildOption:
     """An option of trtllm-build.
 
-    The type "flag" has no value, "switch" has enable or disable, and "strings" has several values. `choices` is empty
-    if any
-    value of the type is valid. `default` is None if there is no default. `inferred` marks an option that was taken from
+    The type "flag" is without a value, "switch" has enable or disable, and "strings" has several values. `choices` is
+    empty
+    if any value of the type is valid. `default` is None without a default. `inferred` marks an option that was taken
+    from
     another version.
     """
 
@@ -87,7 +88,7 @@ class BuildOption:
 class TrtllmRelease:
     """A TensorRT-LLM release; `triton` are the tags (such as 26.07) of the containers that include it, oldest first.
 
-    `tensorrt`, `cuda` and `driver` are the versions in the newest of these containers, "" if there is none.
+    `tensorrt`, `cuda` and `driver` are the versions in the newest of these containers, "" without one.
     """
 
     version: str
@@ -104,7 +105,7 @@ class DecodingType:
     Attributes:
         required: fields that must be set; the first one is the draft length.
         inside: true if the drafter is part of the target's model class.
-        beside: the field that moves the drafter outside the target's class if it is false; "" if there is none.
+        beside: the field that moves the drafter outside the target's class if set to false; "" without one.
         lengths: supported fields that make the draft length depend on the batch.
         models: model types with MTP layers, if the type drafts with those.
     """
@@ -126,7 +127,7 @@ class ApiSpec:
     Attributes:
         draft_key: the field for the draft's path.
         plain: target classes that do not support drafting inside the class.
-        hands_states: those of the plain classes that pass their hidden states to a separate drafter.
+        hands_states: the plain classes that pass their hidden states to a separate drafter.
         drafting: classes known to support drafting inside; empty if unknown for this version.
         counts: meaning of a schedule's keys: "from" or "up_to" that number of requests.
         threshold: fields for a minimum acceptance rate and its window.

@@ -26,7 +26,7 @@ DECIDED_BY = {
     "input_timing_cache": "engine.build.timing_cache",
 }
 
-# Options with which there is no engine, or none that the emitted repository can serve.
+# Options that prevent a build, or an engine that the emitted repository can serve.
 NOT_SERVED = {
     "max_beam_width": "serving and draft verification support one beam only",
     "kv_cache_type": "in-flight batching needs a paged KV cache",

@@ -106,7 +106,7 @@ def check_placement(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_draft_placement(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield an error if the recipe places a draft on GPUs, but there is no draft model."""
+    """Yield an error for the placement of a draft if the method does not use a draft model."""
     placement = context.recipe.serving.placement
     if placement and placement.draft and context.draft_config is None:
         message = f"{context.method_name} does not use a draft model"
