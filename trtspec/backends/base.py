@@ -113,8 +113,7 @@ class AutoSelection:
     """How a backend takes part in `engine.backend: auto`. Backends are tried by ascending `rank`.
 
     `offer` is called with the method's name and `engine.gpu`. It returns whether the backend can be used on this
-    machine, and
-    the reason.
+    machine, and the reason.
     """
 
     rank: int
@@ -133,14 +132,12 @@ class Backend:
         runs: methods whose output a test compares on the real engine; all methods if `in_process`.
         parses: methods whose arguments a test passes to the engine's own parser.
         converts: true if the backend runs a converted checkpoint, which the torch engine can also load; otherwise it
-            runs
-            the source checkpoint unchanged.
+            runs the source checkpoint unchanged.
         builds_engines: true if it runs TensorRT engines; migrations prefer to stay with such a backend.
         in_process: true if the engine is the torch engine, so that measurements made in this process are valid for it.
         keeps_windows: true if sliding windows are applied, so that texts may be longer than the window.
         stretches: kinds of RoPE scaling with which texts may exceed config.json's max_position_embeddings, up to the
-            length
-            for which the scaling was made.
+            length for which the scaling was made.
         knobs: supported keys of `speculation` among KNOBS in recipe.schema.
         warms: true if `serving.warmup` is supported.
         maps_vocabularies: returns whether a version and method support a draft model with another vocabulary.
@@ -268,8 +265,7 @@ def choose_version(backend: Backend, wanted: str | None) -> str:
     """Return the backend's version for a recipe's `engine.version`; raise TrtspecError for an unsupported version.
 
     Without `engine.version`, it is the installed version, or else the newest known one. A version without a patch
-    number,
-    such as 1.2, is its newest patch release. A version that has a `stand_in_version` is returned unchanged.
+    number, such as 1.2, is its newest patch release. A version that has a `stand_in_version` is returned unchanged.
     """
     versions = backend.versions()
     if wanted is None:

@@ -35,14 +35,10 @@ class PlanContext:
     """A recipe with its checkpoints, method and options, each loaded or computed once.
 
     `recipe` is the user's recipe, with max_seq_len limited to the target's positions. `resolved` has all defaults
-    filled in.
-    `sources` are the checkpoints by role ("target", "draft"). `target` is None for an architecture without a family,
-    which
-    only backends without conversion support. `draft` is a separate draft model, `head` a draft head that is stored with
-    the
-    target; at most one of them is set. `translates` is true if the backend maps the tokens of a draft model with
-    another
-    vocabulary.
+    filled in. `sources` are the checkpoints by role ("target", "draft"). `target` is None for an architecture without a
+    family, which only backends without conversion support. `draft` is a separate draft model, `head` a draft head that
+    is stored with the target; at most one of them is set. `translates` is true if the backend maps the tokens of a
+    draft model with another vocabulary.
     """
 
     recipe: Recipe

@@ -115,8 +115,7 @@ class ServingHooks:
         launch: returns the server processes for an artifact.
         models: the directory of the backend's own models, whose code an artifact may contain.
         images: returns the public container images with a version of the engine, newest first; empty if any
-            tritonserver
-            image is suitable.
+            tritonserver image is suitable.
         requirements: returns the pip requirements for a version, in addition to trtspec and its `extra`.
         system_packages: returns the Ubuntu packages for a version.
         kv_usage: the metric for the used share of the KV cache (0 to 1); "" if it is not exported.

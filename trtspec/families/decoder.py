@@ -30,9 +30,8 @@ def read_decoder(
     """Return the config of a model from a Llama-style config.json; raise CheckpointError for unsupported values.
 
     `dtype` is the recipe's dtype, or "auto" for the one in config.json. `activation` is the key of the MLP's activation
-    and
-    its supported value. `base` is the default rotary base. `differences` are fields of ModelConfig that the family sets
-    itself, such as `rotary` for other rotary positions.
+    and its supported value. `base` is the default rotary base. `differences` are fields of ModelConfig that the family
+    sets itself, such as `rotary` for other rotary positions.
     """
     hidden, heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     kv_heads = reader.positive("num_key_value_heads", heads)

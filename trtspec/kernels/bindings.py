@@ -51,8 +51,7 @@ class KernelLibrary:
         """Verify a batch of chains with the arguments of `bit_exact.ChainBatch`; logits may also be bfloat16.
 
         `threads` is the number of CPU threads; 0 uses all cores. The kernel "verify_block" accepts or rejects prefixes
-        as a
-        whole. Raise TrtspecError for arrays whose shapes, dtypes or devices do not match.
+        as a whole. Raise TrtspecError for arrays whose shapes, dtypes or devices do not match.
         """
         call = KernelCall(target)
         batch, rows, vocab = call.shape
@@ -122,14 +121,12 @@ class KernelLibrary:
 
         Args:
             cache: [planes, rows or blocks, slots, values] of any dtype, the last axis contiguous. `planes` are up to
-                three
-                axes, such as layers, keys and values, heads.
+                three axes, such as layers, keys and values, heads.
             path: [batch, nodes] int32, as returned by `verify_tree`.
             path_len: [batch] int32, as returned by `verify_tree`.
             start: [batch] int32, the slot of each root, counted through all blocks of the request.
             block_table: [batch, blocks] int32, the number of each block in the cache, or None for caches with one row
-                per
-                request.
+                per request.
         """
         call = KernelCall(path, axes=2)
         batch, nodes = call.shape

@@ -5,8 +5,7 @@
     cache/plugins/<key>.lock             locked during the build
 
 Only `build_library` compiles; `find_libraries` searches the cache. A toolchain (a C++ compiler, and nvcc if installed)
-is
-identified by the compilers' versions, not by their paths, because equal versions build equal libraries.
+is identified by the compilers' versions, not by their paths, because equal versions build equal libraries.
 """
 
 from __future__ import annotations
@@ -261,8 +260,7 @@ def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
     """Build a library unless the cache has one that loads; return its path. Safe for concurrent processes.
 
     `timeout_s` limits each compiler run. Raise StepError with the compiler's first error, or StepTimeout if a compiler,
-    or
-    another process that builds the same library, takes longer.
+    or another process that builds the same library, takes longer.
     """
     if not loads(spec.path):
         from filelock import Timeout

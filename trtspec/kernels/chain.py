@@ -2,8 +2,7 @@
 """Verification of drafted chains, token by token or as a block, batched in torch on any device.
 
 The rules equal tests/kernels/reference.py. A row's result depends only on that row, so a request's result does not
-depend
-on its batch.
+depend on its batch.
 """
 
 from __future__ import annotations

@@ -38,10 +38,9 @@ class VerifyLayer(ABC):
     """A verification layer with the sizes of its plan.
 
     Rows of logits have `columns` entries, of which the first `vocab` are ids. Rows of a draft have `draft_columns`
-    entries,
-    or `columns` if that is 0. For a draft with another vocabulary, `draft_column` is the draft's column of each target
-    id, or
-    -1. Uniforms are int32 with the bits of the unsigned number. Unless `sampled` is true, every request is greedy.
+    entries, or `columns` if that is 0. For a draft with another vocabulary, `draft_column` is the draft's column of
+    each target id, or -1. Uniforms are int32 with the bits of the unsigned number. Unless `sampled` is true, every
+    request is greedy.
     """
 
     plugin: ClassVar[str]
@@ -127,8 +126,7 @@ def build_plan(layer: VerifyLayer, library: Path, max_batch_size: int) -> bytes:
     """Return a serialized plan for batches of 1 to `max_batch_size` requests.
 
     `library` is the plugin library for the installed TensorRT's major version. Only the same version of TensorRT can
-    load
-    the plan. Raise TrtspecError if TensorRT is not installed, cannot load the library, or rejects the network.
+    load the plan. Raise TrtspecError if TensorRT is not installed, cannot load the library, or rejects the network.
     """
     import numpy as np
 

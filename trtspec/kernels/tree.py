@@ -2,8 +2,7 @@
 """Verification of drafted trees, batched in torch on any device; the rules equal tests/kernels/reference.py.
 
 A row's result depends only on that row. The decisions of all nodes are computed on the device in one pass. The walk
-from
-the root down is plain Python on the host.
+from the root down is plain Python on the host.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ class Tree:
     """The shape of drafted trees: `parents` is [rows, nodes], or [1, nodes] if all rows have the same tree.
 
     Node 0 is the root, which is the text's last token. Parents precede their children. The root and unused nodes have
-    the
-    parent -1.
+    the parent -1.
     """
 
     parents: Ints
@@ -236,8 +234,7 @@ def _reject_recursively(
 
     A child is tested as if its earlier siblings were rejected. If one of them is accepted, the walk ignores the child's
     result. Return the target's residual after each node if all of its children are rejected [rows, nodes, vocab], and a
-    mask
-    of the accepted nodes [rows, nodes].
+    mask of the accepted nodes [rows, nodes].
     """
     left, drafts = target_probs.to(draft_probs.dtype, copy=True), draft_probs.clone()
     accepted = torch.zeros_like(tokens, dtype=torch.bool)

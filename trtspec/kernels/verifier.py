@@ -2,8 +2,7 @@
 """Draft verifiers of an engine: torch, or a compiled library if one was built.
 
 Both return the same results, except if a uniform is within float32 rounding error of a decision boundary. The verifier
-is
-chosen once, when an engine is loaded. This module compiles nothing.
+is chosen once, when an engine is loaded. This module compiles nothing.
 """
 
 from __future__ import annotations

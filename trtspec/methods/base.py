@@ -101,9 +101,8 @@ class Suggestion:
     """A proposal to use a method for a checkpoint, with the reason in `why`.
 
     If several methods are proposed, the one with the lowest `rank` is used. `options` are the non-default options that
-    the
-    checkpoint requires, and `options_why` is the reason for them. `draft_len` is the draft length used in the draft's
-    training, or 0 for the method's default.
+    the checkpoint requires, and `options_why` is the reason for them. `draft_len` is the draft length used in the
+    draft's training, or 0 for the method's default.
     """
 
     rank: int
@@ -119,9 +118,8 @@ class VocabularyNames:
 
     `lm_head` is the embedding's name if the two are tied. A head with a reduced vocabulary stores its LM head as
     `lm_head.weight`. Its tensor d2t is the target's id of each draft token minus the draft's id, and t2d marks the
-    target's
-    tokens that the head can draft. `rows` are further tensors with one row per draft token. `prefix` precedes all names
-    except those in `rows`.
+    target's tokens that the head can draft. `rows` are further tensors with one row per draft token. `prefix` precedes
+    all names except those in `rows`.
     """
 
     prefix: str = ""
@@ -144,8 +142,7 @@ class Method:
 
     Attributes:
         drafts_with: the required value of the recipe's `speculation.draft`: nothing, a model, or a head that is stored
-            with
-            the target and described by `read_head` (which raises CheckpointError for any other source).
+            with the target and described by `read_head` (which raises CheckpointError for any other source).
         has_confidence: true if the method drafts chains from probabilities, so that drafting can stop at a low one.
         draft_passes: forward passes of the drafter per step: "each" is one per token of a chain, "one" is one for all
             tokens, and "none" is for tokens that are looked up.
@@ -153,8 +150,8 @@ class Method:
         draft_shape: returns the draft shape for the options and the draft length.
         check_options: yields problems of the options with the target; paths are relative to `speculation.options`.
         check_model: yields problems of a draft model's source; paths are relative to `speculation.draft`.
-        suggest: returns a proposal for a draft (for a target if the method does not use a draft), or None;
-            raises CheckpointError for an invalid checkpoint.
+        suggest: returns a proposal for a draft (for a target if the method does not use a draft), or None; raises
+            CheckpointError for an invalid checkpoint.
         variants: yields changes of the options that are worth measuring; the value None removes a key.
         vocabulary_names: returns the tensor names of heads that can have a reduced vocabulary, or None.
     """

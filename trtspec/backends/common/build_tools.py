@@ -88,8 +88,7 @@ class Tool:
     """A command with its working directory, log file and timeout; `variables` are added to its environment.
 
     `cleanup` is a command that always runs afterwards, even if this process is killed, for example to remove a
-    container.
-    `grace_s` is the time between SIGTERM and SIGKILL.
+    container. `grace_s` is the time between SIGTERM and SIGKILL.
     """
 
     command: Sequence[str]
@@ -107,8 +106,7 @@ def run_tool(
     """Run a tool until it exits; raise StepError or StepTimeout with the last lines of its output.
 
     `on_line` is called with each line of output, and `on_wait` several times per second. An exception from either
-    terminates
-    the tool. No process of the tool survives this call, even if this process is killed.
+    terminates the tool. No process of the tool survives this call, even if this process is killed.
     """
     log.info("running %s in %s, output in %s", shlex.join(tool.command), tool.cwd, tool.log)
     started = time.monotonic()

@@ -28,8 +28,7 @@ class RememberSource(Step):
     """Step that stores config and tokenizer of one commit of a hub model, and the headers and digests of its weights.
 
     `pins` are the name and SHA-256 of each pickle from which the weights were converted. `source` and `weights`, the
-    weight
-    files by name, are used only by `run`.
+    weight files by name, are used only by `run`.
     """
 
     VERSION: ClassVar[int] = 1

@@ -112,8 +112,7 @@ def check_unconverted(
     """Yield problems of a recipe for an engine that runs unconverted checkpoints, target and draft on the same GPUs.
 
     `draft_tokens` are the draft tokens that a step verifies per request; the default is the size of the draft shape.
-    With
-    `maps_vocabularies`, the engine supports a draft model with another vocabulary.
+    With `maps_vocabularies`, the engine supports a draft model with another vocabulary.
     """
     yield from _check_placement(context, maps_vocabularies)
     yield from _check_num_tokens(context, context.draft_shape.max_tokens if draft_tokens is None else draft_tokens)

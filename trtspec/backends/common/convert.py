@@ -41,8 +41,8 @@ class Calibrate(Step):
     """Step that runs prompts through the model layer by layer and writes the largest magnitudes to activations.json.
 
     `source` are config.json and the weight files, `tokenizer` the tokenizer's files, and `prompts` is one file. The
-    first
-    `samples` prompts are used, truncated to `max_len` tokens. Messages are rendered with the tokenizer's chat template.
+    first `samples` prompts are used, truncated to `max_len` tokens. Messages are rendered with the tokenizer's chat
+    template.
     """
 
     VERSION: ClassVar[int] = 2
@@ -83,10 +83,8 @@ def calibrate_checkpoint(
     """Return the activations of the checkpoint in `root` on `prompts`, each truncated to `max_len` tokens.
 
     `on_bytes` receives the number of source bytes processed since its last call. `notes` is a directory with
-    intermediate
-    results, from which an interrupted calibration of the same files is resumed. Raise CheckpointError if the source,
-    its
-    tokenizer or the measurements are inconsistent.
+    intermediate results, from which an interrupted calibration of the same files is resumed. Raise CheckpointError if
+    the source, its tokenizer or the measurements are inconsistent.
     """
     from trtspec.engine.calibration import measure  # imports torch, which planning does not need
 
@@ -137,12 +135,9 @@ class ConvertCheckpoint(Step):
     """Step that streams a source's tensors into `config.json` and one file per rank, with only a few chunks in memory.
 
     `role` is "target" or "draft". `source` are config.json and the weight files. `family_version` is the version of a
-    family
-    from another package. `dtype` is the dtype of weights that `scheme` does not quantize. `calibration` is empty or the
-    step
-    that measures activations, and `heads` is empty or the draft head in the target. The vocabulary is padded to
-    `vocab_size`
-    entries, unless that is 0.
+    family from another package. `dtype` is the dtype of weights that `scheme` does not quantize. `calibration` is empty
+    or the step that measures activations, and `heads` is empty or the draft head in the target. The vocabulary is
+    padded to `vocab_size` entries, unless that is 0.
     """
 
     VERSION: ClassVar[int] = 7
@@ -226,12 +221,9 @@ def convert_checkpoint(
     """Convert the checkpoint in `root` into the directory `out`; return the segment digests of each rank's file.
 
     `load_head` loads a draft head to be stored with the model. `on_bytes` receives the number of source bytes processed
-    since
-    its last call; when resuming, its first call includes those processed earlier. `journal` is the directory from which
-    an
-    interrupted conversion is resumed. `threads` does not change the output and is chosen automatically if None. Raise
-    CheckpointError
-    if the source is inconsistent.
+    since its last call; when resuming, its first call includes those processed earlier. `journal` is the directory from
+    which an interrupted conversion is resumed. `threads` does not change the output and is chosen automatically if
+    None. Raise CheckpointError if the source is inconsistent.
     """
     from trtspec.checkpoints.conversion_tasks import plan_tasks
     from trtspec.checkpoints.stream import ConversionIssues, run_tasks  # imports numpy, which planning does not need

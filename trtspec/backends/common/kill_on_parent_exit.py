@@ -5,10 +5,9 @@
 
 The caller keeps the write end of standard input open. When it is closed, for example because the caller was killed, the
 command receives SIGTERM, and after GRACE_S seconds all its descendants receive SIGKILL. When the command exits by
-itself,
-its remaining descendants are killed, too. Then CLEANUP runs, which is a JSON list of arguments; an empty list runs
-nothing. The exit status is the command's, or 128 plus the number of the signal that killed it. The program imports only
-the standard library, so that it starts within milliseconds. It requires Linux.
+itself, its remaining descendants are killed, too. Then CLEANUP runs, which is a JSON list of arguments; an empty list
+runs nothing. The exit status is the command's, or 128 plus the number of the signal that killed it. The program imports
+only the standard library, so that it starts within milliseconds. It requires Linux.
 """
 
 from __future__ import annotations

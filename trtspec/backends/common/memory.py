@@ -48,12 +48,9 @@ def plan_memory(context: PlanContext) -> list[MemoryPlan]:
     """Return the CPU memory plan of the torch engine, which computes in float32, and for FP8 models in float64.
 
     The KV caches have space for a full batch of texts with the maximum length, and for the reusable tokens of finished
-    texts.
-    The largest activations occur in a prefill step (hidden state, queries, keys and values, both MLP branches) and
-    the
-    logits of a verification step. A draft model with another vocabulary needs more tokens for the same text. Raise
-    ValueError
-    if the target has no family.
+    texts. The largest activations occur in a prefill step (hidden state, queries, keys and values, both MLP branches)
+    and the logits of a verification step. A draft model with another vocabulary needs more tokens for the same text.
+    Raise ValueError if the target has no family.
     """
     target, draft, engine = context.target_config, context.draft_config, context.recipe.engine
     if target is None:
@@ -90,8 +87,7 @@ def plan_source_memory(context: PlanContext, fraction_of: FractionOf = "") -> li
     """Return a memory plan for each GPU of the target; empty if the target's config does not suffice.
 
     The drafter is on the same GPUs, divided like the target. The KV cache is sized for a full batch of texts with the
-    maximum
-    length; servers use all remaining memory for it. `fraction_of` is the memory to which the engine applies
+    maximum length; servers use all remaining memory for it. `fraction_of` is the memory to which the engine applies
     `serving.kv_cache_fraction`.
     """
     recipe, found = context.recipe, _model_memory(context, "target")
@@ -123,8 +119,7 @@ def _limit(fraction_of: FractionOf, memory: int, fraction: float, fixed: int, ac
     """Return the bytes of a GPU that an engine may use; `fixed` are the bytes of weights and activations.
 
     The fraction applies to "all" memory, to "static" memory (weights and KV cache, while activations use the rest), or
-    to the
-    memory that weights and activations leave "free" for the KV cache. With "" it is ignored.
+    to the memory that weights and activations leave "free" for the KV cache. With "" it is ignored.
     """
     share = int(memory * fraction)
     return {

@@ -123,8 +123,7 @@ class EmitModels(EmitRepository):
     """Step that writes the named models, all with the same settings and parameters, and further files.
 
     A model's files come from the backend's own folder `own` if they exist there, otherwise from the shared models.
-    `documents`
-    are the contents of the further files, by path in the repository.
+    `documents` are the contents of the further files, by path in the repository.
     """
 
     serving: ServingSettings
@@ -157,10 +156,8 @@ def token_models(
         preprocessing, postprocessing: for clients that call tensorrt_llm directly
 
     `own` is the folder of the backend's models. `documents` are the files with the engine's arguments, by name; paths
-    in
-    them are relative to the model's directory. Lengths are in tokens. `gpu_ids` are the GPUs that are visible to the
-    engine;
-    empty means all. With `greedy_only`, sampled requests are rejected.
+    in them are relative to the model's directory. Lengths are in tokens. `gpu_ids` are the GPUs that are visible to the
+    engine; empty means all. With `greedy_only`, sampled requests are rejected.
     """
     parameters: Parameters = {
         "tokenizer_dir": from_model(TOKENIZER),

@@ -29,8 +29,7 @@ class DraftingSizes:
     """Numbers of draft tokens in the terms of Edge-LLM's runtime; `tokens` is its num_speculative_tokens.
 
     The drafter extends each node by `top_k` tokens, `steps` times. The target's engine is built for `verify_size` nodes
-    and
-    the draft's engine for `draft_size` nodes, including the root.
+    and the draft's engine for `draft_size` nodes, including the root.
     """
 
     top_k: int
@@ -44,8 +43,7 @@ def drafting_sizes(context: PlanContext) -> DraftingSizes | None:
     """Return the drafting sizes of a recipe, or None without a drafter.
 
     The sizes follow engine.py's _resolve_spec_decode_runtime_options. A chain is verified with the token before it. A
-    DFlash
-    block includes that token. A DSpark block includes it unless the drafter samples at that position.
+    DFlash block includes that token. A DSpark block includes it unless the drafter samples at that position.
     """
     method, shape = context.method_name, context.draft_shape
     if method == "none":

@@ -148,8 +148,7 @@ def repository_step(document: Mapping[str, Any], concurrency: int, *, streaming:
     """Return the step that emits the models; `document` is the content of model.json.
 
     `concurrency` is the number of parallel requests. Edge-LLM batches requests itself, so its model receives single
-    requests
-    as they arrive.
+    requests as they arrive.
     """
     unbatched = ServingSettings(max_batch_size=0, streaming=streaming)
     parameters: Parameters = {"tokenizer_dir": from_model(TOKENIZER), "concurrency": concurrency}

@@ -58,8 +58,7 @@ class StageCheckpoint(CopyFiles):
 
     `plain_template` adds a missing chat template. `target_layers` are the target layers whose inputs an EAGLE-3 drafter
     reads, written to config.json under target_layer_ids. Edge-LLM reads them only under this key and otherwise uses
-    EAGLE's
-    default layers (NVIDIA/TensorRT-Edge-LLM:experimental/builder/models/eagle3/configuration.py@0.11.0).
+    EAGLE's default layers (NVIDIA/TensorRT-Edge-LLM:experimental/builder/models/eagle3/configuration.py@0.11.0).
     """
 
     VERSION: ClassVar[int] = 1
@@ -87,10 +86,9 @@ class RunEdgeTool(Step):
     """Step that runs one of Edge-LLM's commands in a directory with symbolic links to its inputs and its output.
 
     `argv` is the command; `action` and `role` are the step's name. `checkpoints` are the inputs for the roles in
-    `reads`, and
-    `writes` is the output's path in the directory. `version` is Edge-LLM's version. `machine` describes the machine on
-    which
-    engines depend; it is "" for portable output. The first `samples` prompts in `prompts` are used for calibration.
+    `reads`, and `writes` is the output's path in the directory. `version` is Edge-LLM's version. `machine` describes
+    the machine on which engines depend; it is "" for portable output. The first `samples` prompts in `prompts` are used
+    for calibration.
     """
 
     VERSION: ClassVar[int] = 1

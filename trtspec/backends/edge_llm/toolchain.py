@@ -77,8 +77,7 @@ class EdgeToolchain:
     """The installation of Edge-LLM on this machine; `directory` contains its commands.
 
     If Edge-LLM is not installed, `directory` is "" and `missing` is the reason. If engines cannot be built, `tensorrt`
-    and
-    `driver` are "" and `why_no_engines` is the reason. `devices` are the ids of the suitable GPUs.
+    and `driver` are "" and `why_no_engines` is the reason. `devices` are the ids of the suitable GPUs.
     """
 
     version: str

@@ -126,8 +126,7 @@ def with_counts(update: Update, result: Any, *, drafts: bool, steps: int = 0) ->
 
     `steps` is the number of decode steps, which is `decoding_iter` without the prefill. Versions before
     NVIDIA/TensorRT-LLM pull 17082 report 0 draft tokens. The accepted tokens are then computed: all tokens except the
-    first
-    one and one per step. The number of draft tokens remains unknown.
+    first one and one per step. The number of draft tokens remains unknown.
     """
     output = result.outputs[0]
     metrics = getattr(output, "request_perf_metrics", None)

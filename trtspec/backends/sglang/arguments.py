@@ -43,8 +43,7 @@ class SglangRelease:
     """An SGLang release; `nets` are its drafter classes by method, `mtp_targets` the target classes with MTP layers.
 
     `schedule` is true if the draft length can depend on the number of requests. `block` is true if block verification
-    is
-    supported.
+    is supported.
     """
 
     version: str

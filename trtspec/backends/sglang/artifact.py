@@ -2,8 +2,7 @@
 """The artifact of SGLang: unconverted checkpoints, and a Triton repository with paths to them.
 
 engine.json contains the arguments of Engine, and adaptive.json SGLang's form of a schedule. `alone` returns the
-commands
-that start SGLang's own server or Dynamo's worker with the same arguments
+commands that start SGLang's own server or Dynamo's worker with the same arguments
 (sgl-project/sglang:python/sglang/srt/server_args.py@v0.5.23, where options are named like their fields).
 """
 

@@ -66,8 +66,7 @@ class BuildEngine(Step):
 
     `arguments` are trtllm-build's arguments, without directories and timing cache. `timing_cache` is empty or one input
     file. The build runs in a directory in which `checkpoints/ROLE` and `engines/ROLE` are links to input and output, so
-    that
-    the same arguments work in an artifact's root.
+    that the same arguments work in an artifact's root.
     """
 
     VERSION: ClassVar[int] = 1

@@ -44,10 +44,8 @@ class PlacedModel:
     """An engine's model in the repository: the GPUs of its ranks, in order, and its ranks among all MPI processes.
 
     `participant_ids` are set only for fast logits. The KV cache uses the share `kv_cache_fraction` of the memory that
-    is
-    free when the engine is loaded, but at most `max_cache_tokens` unless that is 0. With `chunked_context`, prompts may
-    be
-    longer than a step.
+    is free when the engine is loaded, but at most `max_cache_tokens` unless that is 0. With `chunked_context`, prompts
+    may be longer than a step.
     """
 
     name: str
@@ -191,8 +189,7 @@ def memory(context: PlanContext) -> list[MemoryPlan]:
     """Return a memory plan for each GPU, by id; raise ValueError for a target without a family.
 
     Each KV cache has space for `max_batch_size` texts of the engine's maximum length. The limit is the GPU's memory
-    without
-    the part that the KV caches must leave free (`serving.kv_cache_fraction`).
+    without the part that the KV caches must leave free (`serving.kv_cache_fraction`).
     """
     return [load.plan() for load in gpu_loads(context)]
 

@@ -2,8 +2,7 @@
 """The engines of a recipe as plain values, one for the target and one for a draft model, and trtllm-build's arguments.
 
 trtllm-build adjusts some values during the build. The same adjustments are made in this module, so that the built
-engine
-equals the request.
+engine equals the request.
 """
 
 from __future__ import annotations
@@ -74,10 +73,8 @@ class EngineSpec:
     """The specification of one engine; lengths are in tokens.
 
     `path` is the recipe key of the engine's model, and `gpu_ids` are the GPUs of its ranks. `mode` is its speculation
-    mode,
-    "" for none. `draft_tokens` is the maximum number of draft tokens that a step verifies per request. `eagle_layers`
-    is the
-    number of EAGLE heads in the engine, one per level of the tree.
+    mode, "" for none. `draft_tokens` is the maximum number of draft tokens that a step verifies per request.
+    `eagle_layers` is the number of EAGLE heads in the engine, one per level of the tree.
     """
 
     role: Role
@@ -104,8 +101,7 @@ class EngineSpec:
         """Return the maximum tokens per step for which the engine is built.
 
         As in upstream (tensorrt_llm/_common.py check_max_num_tokens, builder.py build), this is at most the tokens of
-        all texts
-        and at least one block; with drafts, it is at least `least_num_tokens`.
+        all texts and at least one block; with drafts, it is at least `least_num_tokens`.
         """
         tokens = max(min(self.wanted_num_tokens, self.max_seq_len * self.max_batch_size), TOKENS_PER_BLOCK)
         return max(tokens, self.least_num_tokens) if self.mode else tokens
@@ -138,8 +134,8 @@ class EngineSpec:
         """Return whether long prompts are processed in several steps.
 
         Modes that draft inside the engine do not support it. External drafts are sent with the whole text, which is
-        then a
-        prompt. Chunks would cut such drafts at the end of a block, so they are used only if the text exceeds a step.
+        then a prompt. Chunks would cut such drafts at the end of a block, so they are used only if the text exceeds a
+        step.
         """
         if self.mode == EXTERNAL:
             return self.has_paged_context_fmha and self.max_num_tokens < self.max_seq_len - 1
@@ -197,8 +193,7 @@ def build_arguments(role: Role, context: PlanContext) -> list[str]:
 
     Options that affect serving, or whose values trtllm-build would adjust, are explicit. Options that follow from the
     checkpoint are omitted: plugins for its dtype, quantization, NCCL. Raise TrtspecError if the recipe has no such
-    engine or
-    an option of `engine.extra` is invalid.
+    engine or an option of `engine.extra` is invalid.
     """
     spec = next((spec for spec in engine_specs(context) if spec.role == role), None)
     if spec is None:

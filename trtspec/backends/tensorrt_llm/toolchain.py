@@ -33,12 +33,9 @@ class EngineToolchain:
     """The toolchain that builds an engine; `image` is the container image by digest, "" for trtllm-build on PATH.
 
     The versions, the GPU, its compute capability times ten (`sm`) and the driver decide whether an engine can be
-    loaded, so
-    they are part of its key. For the kind "absent" they are the recipe's expected values, and `missing` is the reason
-    why
-    engines cannot be built. `devices` are the ids of suitable GPUs, as in CUDA_VISIBLE_DEVICES. `runtime` is the
-    container
-    runtime.
+    loaded, so they are part of its key. For the kind "absent" they are the recipe's expected values, and `missing` is
+    the reason why engines cannot be built. `devices` are the ids of suitable GPUs, as in CUDA_VISIBLE_DEVICES.
+    `runtime` is the container runtime.
     """
 
     kind: Literal["local", "image", "absent"]
@@ -65,8 +62,7 @@ class EngineToolchain:
         """Return the command line of a build in the current directory.
 
         A container can access only the paths in `reads` and `writes`. Its id is written to `cid_file`, and its files
-        belong to
-        `user`, by default the current user.
+        belong to `user`, by default the current user.
         """
         if not self.image:
             return (BUILDER, *arguments)

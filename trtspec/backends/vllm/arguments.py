@@ -89,8 +89,7 @@ def _feature_fields(context: PlanContext) -> dict[str, Any]:
 def _ranges(schedule: Sequence[ScheduledLen], most: int) -> list[list[int]]:
     """Return [first, last, draft tokens] for each range of batch sizes up to `most`.
 
-    Batch sizes beyond the schedule draft 0 tokens. Their range is explicit, because vLLM would otherwise extend
-    the
+    Batch sizes beyond the schedule draft 0 tokens. Their range is explicit, because vLLM would otherwise extend the
     schedule's last entry.
     """
     firsts = [1, *(each.max_batch + 1 for each in schedule)]
@@ -102,8 +101,7 @@ def _memory(context: PlanContext) -> dict[str, Any]:
     """Return vLLM's memory limit; on a CPU, whose memory is shared, it is the KV cache of full batches.
 
     The limit on a CPU is four times the target's KV cache in 16 bits: float32 doubles it, and a draft needs at most the
-    same
-    again.
+    same again.
     """
     if context.recipe.engine.device == "cpu":
         needed = sum(4 * each.kv_cache_bytes for each in plan_source_memory(context))

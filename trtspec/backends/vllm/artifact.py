@@ -3,8 +3,8 @@
 
     ensemble: sampling_parameters -> vllm_model (1/model.json has the start arguments of vLLM)
 
-vLLM resolves relative paths from the server's working directory, so `stage` writes a copy with absolute paths.
-`alone` returns the commands that start `vllm serve` or Dynamo's worker with the same arguments
+vLLM resolves relative paths from the server's working directory, so `stage` writes a copy with absolute paths. `alone`
+returns the commands that start `vllm serve` or Dynamo's worker with the same arguments
 (vllm-project/vllm:vllm/engine/arg_utils.py@v0.33.0, where each field of EngineArgs is an option of the same name).
 """
 

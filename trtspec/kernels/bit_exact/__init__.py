@@ -2,9 +2,8 @@
 """Verification of drafts in numpy, bit-exact on every machine: the reference for the compiled kernels.
 
 It implements plugins/README.md. The rules equal tests/kernels/reference.py, whose output distribution is tested
-exactly,
-but decisions are computed in integers, so that CUDA and C++ must return the same ids. The code is vectorized over the
-vocabulary, with plain loops over requests and positions for readability.
+exactly, but decisions are computed in integers, so that CUDA and C++ must return the same ids. The code is vectorized
+over the vocabulary, with plain loops over requests and positions for readability.
 """
 
 from trtspec.kernels.bit_exact.batch import ChainBatch, ChainResult, DraftKind, Mode, TreeBatch, TreeResult

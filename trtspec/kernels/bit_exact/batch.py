@@ -74,8 +74,7 @@ class ChainBatch(VerifyBatch):
     """A batch of chains; `target` [batch, draft_len + 1, vocab] has a row for each draft token and one after the last.
 
     `lengths` [batch] is the number of valid tokens, or None for all. `uniforms` [batch, draft_len + 1] has one number
-    for
-    each draft token, then one for the next token.
+    for each draft token, then one for the next token.
     """
 
     lengths: Ints | None = None
@@ -108,8 +107,7 @@ class ChainResult(NamedTuple):
     """Results of chains as int32 arrays [batch].
 
     `output` [batch, draft_len + 1] contains the accepted tokens, the next token, then -1. `status` is 0 or a
-    combination of
-    the error bits in `fixed_point`.
+    combination of the error bits in `fixed_point`.
     """
 
     accepted: Array
@@ -122,8 +120,7 @@ class TreeResult(NamedTuple):
     """Results of trees as int32 arrays [batch].
 
     `path` [batch, nodes] contains the accepted nodes from the root down, then -1. `status` is 0 or a combination of the
-    error
-    bits in `fixed_point`.
+    error bits in `fixed_point`.
     """
 
     path: Array
@@ -137,8 +134,8 @@ class DraftRow:
     """A row of the draft, indexed by ids of the target.
 
     `probs` [vocab] is 0 for ids without a column. `masses` [vocab] are the same values as integers in units of 1 /
-    `unit`,
-    and `total` is the sum of the row. If the row is not a distribution, `usable` is false and `masses` are undefined.
+    `unit`, and `total` is the sum of the row. If the row is not a distribution, `usable` is false and `masses` are
+    undefined.
     """
 
     probs: Floats

@@ -3,8 +3,7 @@
 
 Token by token, each token is tested against its row, and a replacement for the first rejected token is sampled. As a
 whole, every prefix is tested, and the token after the longest accepted prefix is sampled. That rule equals
-`verify_block`
-in tests/kernels/reference.py, with the remaining mass in integers.
+`verify_block` in tests/kernels/reference.py, with the remaining mass in integers.
 """
 
 from __future__ import annotations

@@ -135,8 +135,7 @@ def fma32(a: Logits, b: Logits, c: np.float32) -> Logits:
     """Return a * b + c in float32 with a single rounding.
 
     The product of two float32 numbers is exact in float64. The sum is rounded to odd, which preserves the information
-    that
-    the rounding to float32 needs.
+    that the rounding to float32 needs.
     """
     product, addend = a.astype(np.float64) * b, np.float64(c)
     total = product + addend

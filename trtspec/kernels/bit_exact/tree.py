@@ -33,8 +33,7 @@ def kv_moves(path: Ints, starts: Ints) -> Ints:
     """Return moves [n, 3] of (row, source slot, target slot) for accepted nodes `path` [batch, nodes], padded with -1.
 
     A request's root is in slot `starts` [batch], and its nodes follow in order. In the returned order, no slot is
-    written
-    before it is read.
+    written before it is read.
     """
     moves = [
         (row, start + node, start + depth)
@@ -152,9 +151,9 @@ def _first_accepted(walk: _Walk, residual: _Residual) -> int | None:
 class _Residual:
     """The residuals of a node's target row and draft row while its children are rejected one after another.
 
-    `open` [vocab] marks tokens that were not rejected. With the rows' probabilities p and q, the target's residual is
-    T = max(a * p - b * q, 0), and a child is sampled from D = q * d. Both are 0 for rejected tokens. Replacing T by
-    max(T - D, 0) changes only a and b, because T stays 0 where it is 0.
+    `open` [vocab] marks tokens that were not rejected. With the rows' probabilities p and q, the target's residual is T
+    = max(a * p - b * q, 0), and a child is sampled from D = q * d. Both are 0 for rejected tokens. Replacing T by max(T
+    - D, 0) changes only a and b, because T stays 0 where it is 0.
     """
 
     def __init__(self, row: WeightRow, draft: DraftRow) -> None:

@@ -70,16 +70,12 @@ class BlockNet:
     """The configuration of a block net for a target with `target_hidden_size` and `layer.vocab_size` tokens.
 
     All layers have the config `layer`. A block has `block_size` positions: the anchor, which is the text's last token,
-    and
-    mask tokens. A step drafts at most `drafts` tokens: `block_size`, or one less if the anchor's position drafts no
-    token.
-    The net reads the outputs of `target_layers`, counted from 0. `num_target_layers` is the target's number of layers,
-    0 if
-    unknown. If `draft_vocab_size` is smaller than the target's vocabulary, d2t maps draft ids to target ids.
-    `markov_rank`
-    and `markov_head` are rank and kind of the Markov head (0 and "" without one); `confidence_width` is the input width
-    of
-    the confidence head (0 without one). With `is_causal`, positions of a block do not attend to later ones.
+    and mask tokens. A step drafts at most `drafts` tokens: `block_size`, or one less if the anchor's position drafts no
+    token. The net reads the outputs of `target_layers`, counted from 0. `num_target_layers` is the target's number of
+    layers, 0 if unknown. If `draft_vocab_size` is smaller than the target's vocabulary, d2t maps draft ids to target
+    ids. `markov_rank` and `markov_head` are rank and kind of the Markov head (0 and "" without one); `confidence_width`
+    is the input width of the confidence head (0 without one). With `is_causal`, positions of a block do not attend to
+    later ones.
     """
 
     dialect: str

@@ -146,8 +146,7 @@ class BlockDrafter(Drafter):
         """Return the hidden states [rows, depth, hidden] from which the draft tokens are predicted.
 
         The net always processes the full block. Its positions attend to each other, and a row's draft must not depend
-        on
-        `depth`, which depends on the other rows.
+        on `depth`, which depends on the other rows.
         """
         self._take_in(len(texts))
         network, skipped = self.network, int(not self.network.net.drafts_at_anchor)

@@ -2,8 +2,8 @@
 """The schema of a dialect: the file format in which one project stores drafts of each kind.
 
 A fact is a property of a draft with a dialect-independent name (see `trtspec.methods.draft_formats.draft`). Tensors
-have
-the names that most dialects share: `layers.0.*`, `markov_head.*`. The same table is used for reading and for writing.
+have the names that most dialects share: `layers.0.*`, `markov_head.*`. The same table is used for reading and for
+writing.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ class DraftSchema:
         lacks: regular expressions of unsupported tensors, with the reason.
         in_tensors: facts that follow from the presence of tensors.
         names: naming scheme of Medusa heads, which are not layers. A scheme with a prefix stores the heads in the
-            target's
-            config and tensors.
+            target's config and tensors.
         names_target: a key whose value must be the target's name.
         weights: the name of the weight file.
     """

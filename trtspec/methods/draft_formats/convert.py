@@ -281,8 +281,7 @@ def render_draft(
     """Render the draft in `source` in the dialect `to`; `target` is the directory of its target, or "".
 
     `drop` are keys of config.json to ignore. `named` is the target's name for dialects that store it, by default
-    `target`.
-    Raise TrtspecError if the draft is inconsistent or the dialect cannot represent it.
+    `target`. Raise TrtspecError if the draft is inconsistent or the dialect cannot represent it.
     """
     find_dialect(to)
     model = load_model(Path(target), "auto") if target else None

@@ -3,8 +3,7 @@
 
 Facts are the contents of config.json in a form independent of the dialect. They come from the readers of the methods,
 which recipes also use. Target layers whose hidden states a draft reads are numbered by their inputs: 0 is the
-embedding,
-and the number of layers is the output of the last layer.
+embedding, and the number of layers is the output of the last layer.
 """
 
 from __future__ import annotations
@@ -299,9 +298,8 @@ class SourceDraft:
     """A draft of one `kind` (a method's name), read from a file in one `dialect`.
 
     `layer` is the config of its layers. `tensors` are by the names that most dialects share. `carried` are keys that do
-    not
-    affect computation, by dialect. `target_tensors` are tensors of the target in the same files, by the target's names.
-    `warnings` come from the readers of the methods.
+    not affect computation, by dialect. `target_tensors` are tensors of the target in the same files, by the target's
+    names. `warnings` come from the readers of the methods.
     """
 
     kind: str

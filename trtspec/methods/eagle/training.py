@@ -57,8 +57,7 @@ class TrainableEagle(TrainableDraft):
         """Return the output of each pass at the valid positions.
 
         The first pass reads pairs of the target's hidden state at t and the token at t + 1; later passes replace the
-        hidden
-        state with the previous pass's output.
+        hidden state with the previous pass's output.
         """
         embedding = view.get(EMBEDDING, self._borrowed.embedding)
         chains, hidden, outputs = RolloutAttention(batch), features, []

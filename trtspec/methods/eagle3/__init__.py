@@ -62,13 +62,10 @@ class Eagle3HeadConfig:
     """The configuration of an EAGLE-3 head for a target of `target_hidden_size` and `target_vocab_size`.
 
     `layer` describes the layer and the draft vocabulary. `aux_layers` are the target layers whose hidden states fc
-    reads: i
-    is the input of layer i, and the number of layers is the output of the last layer. With `norm_before_fc` the hidden
-    states are normalized together, with `fc_norm` separately. The residual is the layer's hidden state, after
-    hidden_norm
-    with `norm_before_residual`. The next step reads the layer's output, after the final norm with `norm_output`. The
-    other
-    switches are true if the corresponding optional tensors exist.
+    reads: i is the input of layer i, and the number of layers is the output of the last layer. With `norm_before_fc`
+    the hidden states are normalized together, with `fc_norm` separately. The residual is the layer's hidden state,
+    after hidden_norm with `norm_before_residual`. The next step reads the layer's output, after the final norm with
+    `norm_output`. The other switches are true if the corresponding optional tensors exist.
     """
 
     layer: ModelConfig
@@ -311,8 +308,7 @@ def named_aux_layers(source: Source) -> tuple[int, ...]:
     """Return the auxiliary layers listed in config.json, numbered by their inputs; empty if none are listed.
 
     Numbers in eagle_config count outputs, numbers at the top level count inputs. DeepSpec's target_layer_ids count
-    outputs,
-    with -1 for the embedding (deepseek-ai/DeepSpec:deepspec/modeling/eagle3/common.py@afdfa7c).
+    outputs, with -1 for the embedding (deepseek-ai/DeepSpec:deepspec/modeling/eagle3/common.py@afdfa7c).
     """
     reader = source.reader
     eagle = reader.section("eagle_config") or ConfigReader({}, reader.where)

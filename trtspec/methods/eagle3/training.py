@@ -113,8 +113,7 @@ class TrainableEagle3(TrainableDraft):
         """Return the output of each pass at the valid positions.
 
         The first pass reads pairs of the fused hidden state at t and the token at t + 1; later passes replace the
-        hidden state
-        with the previous pass's output.
+        hidden state with the previous pass's output.
         """
         chains, hidden, outputs = RolloutAttention(batch), self._fuse(view, features), []
         layer = TrainableLayer(view, LAYER, self.head.layer)

@@ -40,9 +40,8 @@ class RedrafterHeadConfig:
     """The configuration of a recurrent draft head.
 
     `exit_dim` is the width of the output layers. The input has width 2 * `hidden_size`; an input projection exists only
-    if
-    the two differ. Without `is_rnn`, the recurrent state is the sum of the embeddings. `stack` and `projection` are a
-    source's tensor name prefixes for the output layers and the input projection.
+    if the two differ. Without `is_rnn`, the recurrent state is the sum of the embeddings. `stack` and `projection` are
+    a source's tensor name prefixes for the output layers and the input projection.
     """
 
     hidden_size: int

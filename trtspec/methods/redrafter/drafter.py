@@ -75,8 +75,7 @@ class RecurrentDrafter(HiddenStateDrafter):
         """Draft each row's beams as a tree, truncated to `depth`.
 
         The search always runs to its full depth. Its final beams determine a row's draft, which must not depend on
-        `depth`,
-        because `depth` depends on the other rows.
+        `depth`, because `depth` depends on the other rows.
         """
         last = torch.tensor([text[-1:] for text in texts], device=self._hidden.device)
         trees = [merge(levels, depth) for levels in self._search(self._hidden[: len(texts)], last)]

@@ -70,10 +70,8 @@ class BuildOption:
     """An option of trtllm-build.
 
     The type "flag" is without a value, "switch" has enable or disable, and "strings" has several values. `choices` is
-    empty
-    if any value of the type is valid. `default` is None without a default. `inferred` marks an option that was taken
-    from
-    another version.
+    empty if any value of the type is valid. `default` is None without a default. `inferred` marks an option that was
+    taken from another version.
     """
 
     name: str

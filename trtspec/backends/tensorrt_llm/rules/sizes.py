@@ -58,8 +58,7 @@ def check_memory(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield a problem if weights and activations leave too little memory for the KV caches.
 
     The runtime lowers the maximum text length to the capacity of the cache and reports it only in its log. Requests
-    wait
-    until the cache has space for them.
+    wait until the cache has space for them.
     """
     longest, batch = max(spec.built_seq_len for spec in engine_specs(context)), context.recipe.engine.max_batch_size
     scarce: list[tuple[int, int]] = []  # the tokens that a GPU's caches hold, and its id
