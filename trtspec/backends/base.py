@@ -41,7 +41,7 @@ class ArtifactPlan:
         tools, gpu: the build tools and the device that the manifest records.
         notes: remarks for users.
         facts: remarks in machine-readable form, by key of `plan --json`.
-        problems: returns error messages of the installed tools. It is slow, so only builds call it.
+        problems: returns error messages of the installed tools; slow, so only builds call it.
         lacks: reasons why this machine cannot run a step, by the step's directory.
         devices: ids of the GPUs that steps may use.
     """
@@ -122,8 +122,7 @@ class AutoSelection:
 
 @dataclass(frozen=True)
 class Backend:
-    """An engine and its functions, which are `deferred` if they import heavy modules, because `check` loads every
-    backend.
+    """An engine and its functions; those with heavy imports are `deferred`, because `check` loads all backends.
 
     Attributes:
         methods: returns the supported speculation methods and the engine's name for each.
@@ -223,7 +222,7 @@ def unconverted_hint(method: str) -> str:
 
 
 def engine_arguments(method: str, shape: DraftShape) -> list[str]:
-    """Return the engine builder's arguments for a method from the first backend that has any; empty if none has."""
+    """Return the engine builder's arguments for a method, from the first backend that has any, or an empty list."""
     candidates = (each.build_arguments(method, shape) for each in backends().values() if each.build_arguments)
     return next((arguments for arguments in candidates if arguments), [])
 
@@ -242,7 +241,7 @@ def in_process_backend() -> tuple[str, Backend]:
 def _auto(method: str, gpu: str | None) -> tuple[str, str]:
     """Return the first built-in backend, by rank, that can be used, and the reason.
 
-    If a backend gives no reason for being usable, the reason is why the previous one is not.
+    If its reason is empty, the reason is the previous backend's, which explains why that backend cannot be used.
     """
     candidates = [(each.auto, name) for name, each in discover(PACKAGE, ATTRIBUTE).items() if each.auto]
     reason = ""
@@ -264,8 +263,9 @@ def stand_in_version(backend: Backend, version: str) -> str | None:
 def choose_version(backend: Backend, wanted: str | None) -> str:
     """Return the backend's version for a recipe's `engine.version`; raise TrtspecError for an unsupported version.
 
-    Without `engine.version`, it is the installed version, or else the newest known one. A version without a patch
-    number, such as 1.2, is its newest patch release. A version that has a `stand_in_version` is returned unchanged.
+    Without `engine.version`, the installed version is used, or else the newest known one. A version without a patch
+    number, such as 1.2, selects its newest patch release. A version that has a `stand_in_version` is returned
+    unchanged.
     """
     versions = backend.versions()
     if wanted is None:

@@ -145,7 +145,7 @@ def require_package(package: str, hint: str) -> None:
 
 
 def with_absolute_paths(value: Any, model: str, artifact: str) -> Any:
-    """Return a JSON value in which paths relative to a model's directory are absolute, for the artifact's path."""
+    """Return a JSON value in which paths relative to a model's directory are absolute for an artifact's path."""
     if isinstance(value, Mapping):
         return {key: with_absolute_paths(each, model, artifact) for key, each in value.items()}
     if isinstance(value, list):

@@ -166,7 +166,7 @@ class PluginSources(BaseModel):
 
 
 class Plugin(BaseModel):
-    """A plugin, which is a folder of plugins/ with a plugin.yaml."""
+    """A plugin: a folder of plugins/, described by its plugin.yaml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -294,7 +294,7 @@ def list_libraries() -> list[BuiltLibrary]:
 
 
 def loads(path: Path) -> bool:
-    """Return whether a library exists and can be loaded; a power failure can damage a library."""
+    """Return whether the library at `path` can be loaded; a power failure may have damaged it."""
     try:
         ctypes.CDLL(str(path))
     except OSError:

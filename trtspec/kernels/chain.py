@@ -117,7 +117,7 @@ def verify_block(
 def _covered_shares(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
     """Return, per prefix [rows, draft_len + 1], the share of its draft mass that the target covers.
 
-    It is 1 for the empty prefix.
+    The share of the empty prefix is 1.
     """
     ids = tokens.unsqueeze(-1)
     target, draft = (probs.gather(-1, ids).squeeze(-1) for probs in (target_probs, draft_probs))

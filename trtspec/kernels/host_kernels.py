@@ -34,7 +34,7 @@ Bits = npt.NDArray[Any]
 
 
 def find_host_library() -> KernelLibrary | None:
-    """Return the library from the user's cache, or None without one that loads."""
+    """Return the library from the user's cache, or None if it is missing or does not load."""
     try:
         found = next(iter(find_libraries(HOST_PLUGINS)), None)
         return load_library(found) if found and loads(found) else None

@@ -47,7 +47,7 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def _cuts(self, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor]:
-        """Return the maximum number of tokens, or None, and the share of the mass to keep, of truncated rows."""
+        """Return top-k limits, or None, and top-p shares of the truncated rows, in the given shape."""
         top_k, top_p = self._truncations
         return None if top_k is None else top_k.view(shape), top_p.view(shape)
 

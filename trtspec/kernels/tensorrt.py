@@ -24,8 +24,7 @@ DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32"
 class PlanTensor:
     """An input or output of a plan: its name, its numpy dtype, and its dimensions without the batch.
 
-    Triton requires at least one dimension: write a tensor without dimensions as `dims: [1]` with `reshape: {shape:
-    []}`.
+    If there are no dimensions, Triton's config needs `dims: [1]` with `reshape: {shape: []}`.
     """
 
     name: str

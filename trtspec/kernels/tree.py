@@ -172,7 +172,7 @@ def verify_tree(
 
 
 def _agree(tree: Tree, sampled: Tensor, tokens: Tensor) -> list[VerifyResult]:
-    """Accept children while one has the token `sampled` [rows, nodes] after its parent."""
+    """Verify trees by exact matching: follow the children with the token `sampled` [rows, nodes] at their parent."""
     following, drafted = torch.stack([sampled, tokens]).tolist()
     rows = zip(following, drafted, _per_row(tree.parents.tolist(), len(tokens)), strict=True)
     fits = [[own[parent] == token for token, parent in zip(row, parents, strict=True)] for own, row, parents in rows]

@@ -22,10 +22,7 @@ PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
 
 
 class Options(StrictModel):
-    """Base class for the options of a method, which are the keys of `speculation.options` in a recipe.
-
-    Methods without options use this class itself.
-    """
+    """Options of a speculation method: the keys of `speculation.options` (none in this base class)."""
 
     @property
     def acceptance(self) -> Literal["exact", "typical"]:
@@ -132,7 +129,7 @@ def chain(options: Any, draft_len: int) -> DraftShape:
 
 
 def suggest_for(is_draft: Callable[[Source], bool], why: str) -> Callable[[Source], Suggestion | None]:
-    """Return a `Method.suggest` function: drafts recognized by `is_draft` suit the method, and `why` is the reason."""
+    """Return a `Method.suggest` function that proposes the method, for the reason `why`, if `is_draft` returns true."""
     return lambda source: Suggestion(0, why) if is_draft(source) else None
 
 
@@ -175,8 +172,7 @@ class Method:
     def follows_text(self) -> bool:
         """Return whether a draft token depends only on the text before it, not on its position in the step.
 
-        This is false for drafters that read the target's hidden states: they are more accurate for the first tokens of
-        a step.
+        Drafters that read the target's hidden states are more accurate for the first tokens of a step.
         """
         return self.draft_passes == "none" or (self.drafts_with == "model" and self.draft_passes == "each")
 

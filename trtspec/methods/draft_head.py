@@ -80,10 +80,7 @@ def count_layers(names: Iterable[str], prefix: str = "") -> int:
 
 
 def resolve_num_layers(configured: int, found: int, target_layers: int) -> int:
-    """Return the number of layers of a net, from its config and from its tensors (`found`, 0 if unknown).
-
-    Some configs contain the target's number of layers; the number from the tensors is used for those.
-    """
+    """Return `configured`, or the number of layers `found` in the tensors if the config has the target's number."""
     return found if found and configured == target_layers else configured
 
 
@@ -111,7 +108,7 @@ def mask_token(source: Source) -> int | None:
 
 
 def mask_key(source: Source) -> dict[str, int]:
-    """Return the mask token as config.json key of a converted checkpoint; empty without a mask token."""
+    """Return {key: mask token id} for the config.json of a converted checkpoint; empty without a mask token."""
     named = (source.config.get(key) for key in MASK_KEYS)
     return next(({MASK_KEYS[0]: token} for token in named if type(token) is int), {})
 

@@ -69,7 +69,7 @@ def _remaining_layers(model: SourceModel, skip: Skip) -> list[int]:
 
 
 def _remaining_tensors(model: SourceModel, skip: Skip) -> Iterator[Part]:
-    """Yield each remaining tensor once, although a tied LM head and the embedding use the same one."""
+    """Yield each remaining tensor once, even if two rules use it, as with a tied LM head."""
     numbers = {old: new for new, old in enumerate(_remaining_layers(model, skip))}
     empty = {(layer, OUTPUT_OF[kind]) for kind in KINDS for layer in skip.of(kind)}
     seen = set()

@@ -71,7 +71,7 @@ def installed_versions(script: Path, package: str) -> tuple[str | None, str | No
 def find_interpreter(script: Path) -> list[str]:
     """Return the interpreter command of a Python script; raise TrtspecError if the script is not a Python program.
 
-    It is in the first line, or in the second, where pip writes a path that is too long for the first.
+    The command is in the first line, or in the second if pip found it too long for the first.
     """
     with script.open("rb") as file:
         lines = file.read(MOST_SCRIPT_BYTES).decode(errors="replace").splitlines()
@@ -180,12 +180,12 @@ def linked_workdir(out: Path, links: Mapping[str, Path]) -> Iterator[Path]:
 
 
 def visible_gpus(devices: Sequence[str]) -> dict[str, str]:
-    """Return environment variables that make only the given GPUs visible, with the numbers of nvidia-smi."""
+    """Return environment variables that make only the given GPUs visible; ids are those of nvidia-smi."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
 
 
 def rebuild_script(comments: Iterable[str], commands: Iterable[str]) -> str:
-    """Return a shell script that builds an artifact's engines in a new directory, which it links to the checkpoints."""
+    """Return a shell script that builds an artifact's engines in a new directory with a link to its checkpoints."""
     lines = (
         "#!/bin/sh",
         *(f"# {comment}" for comment in comments),

@@ -290,7 +290,7 @@ class ConvertOtherVocabulary(ConvertCheckpoint):
 
     @classmethod
     def of(cls, conversion: ConvertCheckpoint, tokenizers: tuple[Files, Files], target_size: int) -> ConvertCheckpoint:
-        """Return the step that does the same conversion and also writes the mapping."""
+        """Return a copy of the step `conversion` that also writes the token mapping."""
         same = {field.name: getattr(conversion, field.name) for field in fields(conversion)}
         return cls(**same, tokenizers=tokenizers, target_size=target_size)
 

@@ -59,7 +59,7 @@ def drafting_sizes(context: PlanContext) -> DraftingSizes | None:
 
 
 def samples_from_anchor(context: PlanContext) -> bool:
-    """Return whether a DSpark drafter also drafts at the position of the last token, which is its config's default."""
+    """Return whether a DSpark drafter also drafts at the position of the last token (the default of its config)."""
     config = context.sources["draft"].config
     inner = config.get("dspark_config")
     return bool({**config, **(inner if isinstance(inner, dict) else {})}.get("sample_from_anchor", True))

@@ -64,7 +64,7 @@ def drafting_part(context: PlanContext) -> list[ScheduledLen]:
 
 
 def schedule_field(drafting: list[ScheduledLen]) -> str:
-    """Return the field for a schedule: a schedule with a single draft length only limits the number of requests."""
+    """Return the speculative_config field for a schedule; a single draft length only needs a limit of requests."""
     return "max_concurrency" if len(drafting) == 1 else "draft_len_schedule"
 
 

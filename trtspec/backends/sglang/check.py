@@ -63,7 +63,7 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_net(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield an error if SGLang would load the drafter with a wrong class, or if a draft exceeds its block."""
+    """Yield an error if SGLang would load the drafter with a wrong class, or if drafts exceed the drafter's block."""
     method = context.method_name
     if method not in CHECKPOINT_METHODS:
         return

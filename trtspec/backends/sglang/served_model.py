@@ -91,7 +91,7 @@ class SglangResponse:
                 yield new
 
     async def end(self) -> None:
-        """Abort the request if a stop text ended it, and wait up to COUNTS_S for its final counts."""
+        """Abort the request if it is still running after a stop text, and wait up to COUNTS_S for its counts."""
         if self.is_finished:
             return
         self._abort()

@@ -133,7 +133,7 @@ class EmitEngineRepository(EmitRepository):
 
 
 def _samples(settings: EngineRepositorySettings, role: str) -> tuple[WarmupSample, ...]:
-    """Return the warm-up samples of an engine: texts, and for the target of an external drafter also drafts."""
+    """Return an engine's warm-up samples: texts, and also drafts for the target of an external drafter."""
     new_tokens = STEPS * (settings.draft_len + 1)
     prompt_len = max(1, min(PROMPT_LEN, settings.max_seq_len - new_tokens))
     prompt = [TOKEN + place % PERIOD for place in range(prompt_len)]
@@ -169,7 +169,7 @@ def _engine(settings: EngineRepositorySettings, placed: PlacedModel, path: str) 
 
 
 def _text(settings: EngineRepositorySettings) -> Parameters:
-    """Return the parameters of the text model, for which engines that draft inside are plain engines."""
+    """Return the parameters of the text model, which treats engines that draft inside as plain engines."""
     outside = settings.method in DRAFTED_OUTSIDE
     return {
         "tensorrt_llm_model_name": TARGET,
@@ -277,7 +277,7 @@ def read_launch(artifact: Path) -> Launch:
 def _parse_launch(document: dict[str, Any]) -> Launch:
     """Return the launch from an untrusted document, of which only numbers and known names are used.
 
-    Raise ValueError, KeyError or TypeError if it is invalid.
+    Raise ValueError, KeyError or TypeError for an invalid document.
     """
     world_size, models = document["world_size"], [model["name"] for model in document["models"]]
     if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:

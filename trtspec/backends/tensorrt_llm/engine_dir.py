@@ -134,7 +134,7 @@ def _config_problems(path: Path, expected: ExpectedEngine) -> Iterator[str]:
 
 
 def _is_equal(found: object, value: object) -> bool:
-    """Return whether a value equals the expected one; flags may be stored as integers, as in 1.0."""
+    """Return whether a value equals the expected one; flags may be integers, as in TensorRT-LLM 1.0."""
     if isinstance(value, bool):
         return isinstance(found, int) and bool(found) is value
     return type(found) is type(value) and found == value

@@ -59,7 +59,7 @@ class VllmWorker:
             self.write_reply({"id": command["id"], "error": str(error)})
 
     def answer(self, output: Any) -> None:
-        """Report a request's output of one step."""
+        """Write a request's output of one step as a reply."""
         [completion] = output.outputs
         drafts = getattr(completion, "spec_decode_metrics", None)  # None if the engine does not report them
         by_length = [*drafts.histogram] if drafts else []

@@ -149,8 +149,7 @@ def fma32(a: Logits, b: Logits, c: np.float32) -> Logits:
 def truncate(logits: Logits, weights: Weights, top_k: int, top_p: float) -> Weights:
     """Return the weights [vocab] with only the first `top_k` ids, and of these only the share `top_p` of the mass.
 
-    Ids are ordered by decreasing logit, equal logits by id. Ids with a logit of -inf are never kept. Other weights are
-    0.
+    Ids are ordered by decreasing logit, then by id. Ids with a logit of -inf are never kept.
     """
     if top_k <= 0 and not top_p < 1.0:
         return weights

@@ -105,7 +105,7 @@ class _Walk(BatchRequest):
 
 
 def _choose(walk: _Walk) -> int:
-    """Accept children while one has the token sampled after its parent; return the last sampled token."""
+    """Follow the children whose token equals the one sampled at their parent; return the first unmatched sample."""
     while True:
         row = walk.row(walk.node)
         if row.status:
@@ -151,9 +151,12 @@ def _first_accepted(walk: _Walk, residual: _Residual) -> int | None:
 class _Residual:
     """The residuals of a node's target row and draft row while its children are rejected one after another.
 
-    `open` [vocab] marks tokens that were not rejected. With the rows' probabilities p and q, the target's residual is T
-    = max(a * p - b * q, 0), and a child is sampled from D = q * d. Both are 0 for rejected tokens. Replacing T by max(T
-    - D, 0) changes only a and b, because T stays 0 where it is 0.
+    `open` [vocab] marks tokens that were not rejected. With the rows' probabilities p and q, the residuals are
+
+        T = max(a * p - b * q, 0)    the target's
+        D = q * d                    the draft's, from which a child is sampled
+
+    and 0 for rejected tokens. Replacing T by max(T - D, 0) changes only a and b, because T stays 0 where it is 0.
     """
 
     def __init__(self, row: WeightRow, draft: DraftRow) -> None:

@@ -94,12 +94,12 @@ class BlockNet:
 
     @property
     def drafts_at_anchor(self) -> bool:
-        """Return whether the anchor's position drafts a token, too."""
+        """Return whether a step also drafts a token at the anchor's position."""
         return self.drafts == self.block_size
 
 
 class Keys:
-    """Access to the keys of a block net's config.json, independent of the dialect."""
+    """Reader for the config.json of a block net in any dialect."""
 
     def __init__(self, source: Source) -> None:
         self.reader = source.reader
@@ -154,9 +154,8 @@ def detect_kind(source: Source) -> str:
 def is_dflash2(source: Source) -> bool:
     """Return whether a net is DFlash2: DFlash with local convolutions and a candidate selector.
 
-    The format is described in vllm-project/speculators:src/speculators/models/dflash2/config.py@961aeaa. The class in
-    `architectures` can be specific to a model (MiniMaxDFlash2DraftModel), so a part of its name or DFlash2's keys
-    suffice.
+    The format is described in vllm-project/speculators:src/speculators/models/dflash2/config.py@961aeaa. Its class can
+    be specific to a model (MiniMaxDFlash2DraftModel), so that "DFlash2" in the name or DFlash2's keys suffice.
     """
     keys, names = Keys(source), source.config.get("architectures")
     named = any("DFlash2" in str(name) for name in names) if isinstance(names, list) else False
@@ -307,7 +306,10 @@ SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left t
 
 
 def block_net_method(kind: str, summary: str, why: str) -> Method:
-    """Return the method for block nets of a kind; `why` completes the sentence "DRAFT is ..." in its suggestion."""
+    """Return the `Method` for block nets of a kind, "dflash" or "dspark".
+
+    `why` completes the sentence "DRAFT is ..." in the method's suggestions.
+    """
 
     def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
         return describe(source, base, kind)

@@ -70,7 +70,7 @@ class BlockNetwork:
         self.cache = KVCache(self.config, room.rows, room.max_len, room.device, room.dtype)
 
     def take_in(self, states: Tensor, window: Window) -> None:
-        """Write keys and values for the target's hidden states [rows * width, aux_layers * hidden] at a window."""
+        """Write keys and values of the target's hidden states [rows * width, aux_layers * hidden] to the cache."""
         context = self._norm(self._fc(states), self._context_norm)
         cache_context(self._kv(context), self._key_norm, window, self.cache, self.config)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a draft in any dialect: its kind, facts, tensors and warnings.
 
-Facts are the contents of config.json in a form independent of the dialect. They come from the readers of the methods,
-which recipes also use. Target layers whose hidden states a draft reads are numbered by their inputs: 0 is the
-embedding, and the number of layers is the output of the last layer.
+Facts are the contents of config.json in a form independent of the dialect, extracted by the methods' config readers.
+Target layers whose hidden states a draft reads are numbered by their inputs: 0 is the embedding, and the number of
+layers is the output of the last layer.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def carried_keys(source: Source, name: str, schema: DraftSchema, drop: frozenset
 
 
 def check_keys(source: Source, kind: str, schema: DraftSchema, drop: frozenset[str]) -> None:
-    """Raise CheckpointError if no dialect has a key of the config, or if a fixed key has an unsupported value."""
+    """Raise CheckpointError for a key that no dialect has, or for an unsupported value of a fixed key."""
     if unsupported := [key for key in _unsupported_keys(source, kind, schema) if key not in drop]:
         hint = f"if it does not affect computation, ignore it with --drop {unsupported[0]}"
         message = f"has keys unknown to all dialects of {kind}: {', '.join(unsupported[:8])}"
@@ -255,7 +255,7 @@ def described_target(source: Source) -> ModelConfig:
 
 
 def check_heads(source: Source, target: SourceModel | None) -> Iterator[Diagnostic]:
-    """Yield warnings for Medusa heads that equal the target's LM head or that config.json does not count.
+    """Yield warnings for Medusa heads that equal the target's LM head or exceed the number in config.json.
 
     Raise CheckpointError if config.json has more heads than there are tensors for.
     """
@@ -297,9 +297,9 @@ def _has_target_lm_head(source: Source, heads: Heads, head: int, target: SourceM
 class SourceDraft:
     """A draft of one `kind` (a method's name), read from a file in one `dialect`.
 
-    `layer` is the config of its layers. `tensors` are by the names that most dialects share. `carried` are keys that do
-    not affect computation, by dialect. `target_tensors` are tensors of the target in the same files, by the target's
-    names. `warnings` come from the readers of the methods.
+    `layer` is the config of its layers. `tensors` are keyed by the names that most dialects share. `carried` are keys
+    that do not affect computation, by dialect. `target_tensors` are tensors of the target in the same files, by the
+    target's names. `warnings` come from the methods' config readers.
     """
 
     kind: str
@@ -409,7 +409,7 @@ def _check(
 
 
 def _detect_dialect(source: Source, kind: str) -> str:
-    """Return the dialect of which the largest share of marks is present; a tie goes to the larger number of marks."""
+    """Return the dialect with the largest share of its marks present; ties go to the larger number of marks."""
     marks = {name: [_has(source, mark) for mark in schema.marks] for name, schema in schemas_for(kind).items()}
     counted = {name: (sum(found) / len(found), sum(found)) for name, found in marks.items()}
     return max(counted, key=lambda name: counted[name])

@@ -183,7 +183,7 @@ def _draft_shape(options: Eagle3Options, draft_len: int) -> DraftShape:
 
 
 def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> DraftHead:
-    """Return the EAGLE-3 head in `source` as a draft head; raise CheckpointError if it is not one of a single layer."""
+    """Return the single-layer EAGLE-3 head in `source` as a draft head; raise CheckpointError for anything else."""
     names = find_names(source)
     if drafts_in_parallel(source):
         raise source.reader.refuse("describes a net that drafts in parallel", "use method: p_eagle")
@@ -237,7 +237,7 @@ def drafts_in_parallel(source: Source) -> bool:
 
 
 def decoder_reader(reader: ConfigReader) -> ConfigReader:
-    """Return a reader of the layer's config: the section of speculators, or config.json itself."""
+    """Return a reader of the layer's config: speculators' transformer_layer_config, or config.json itself."""
     kind = reader.get("speculators_model_type", str, NAME)
     if kind not in (NAME, "peagle"):
         raise reader.refuse(f"speculators_model_type is {kind!r}, expected {NAME!r}", NOT_THIS_KIND)
@@ -276,9 +276,9 @@ def read_head_config(source: Source, names: Eagle3Names, target: ModelConfig) ->
 
 
 def _read_twice(key: str, reader: ConfigReader, eagle: ConfigReader) -> bool:
-    """Return a switch from the top level or eagle_config; raise CheckpointError if the two differ.
+    """Return a switch that may be at the top level or in eagle_config; raise CheckpointError if they differ.
 
-    Engines do not agree on which of the two has priority.
+    Engines do not agree on the priority of the two.
     """
     values = {section.get(key, bool) for section in (reader, eagle) if section.values.get(key) is not None}
     if len(values) > 1:

@@ -33,7 +33,7 @@ class LookaheadOptions(Options):
 def _draft_shape(options: LookaheadOptions, draft_len: int) -> DraftShape:
     """Return the draft shape for which TensorRT-LLM reserves memory.
 
-    It is ngram - 1 levels of the window, without the text's last token, and of the n-grams to verify.
+    It has ngram - 1 levels. `max_tokens` counts the window without the text's last token, and the n-grams to verify.
     """
     window, ngram, guesses = options.window, options.ngram, options.verification
     return DraftShape(ngram - 1, max(0, ngram - 2) + (window - 1 + guesses) * (ngram - 1))

@@ -69,7 +69,7 @@ class Branches:
 
 
 class Lookahead:
-    """The state of one row: its window, its n-gram pool, and the length of its text that is in the pool.
+    """The state of one row: its window, its n-gram pool, and the number of its tokens that are in the pool.
 
     The columns start with tokens spread over the prompt, and the pool with the prompt's n-grams.
     """

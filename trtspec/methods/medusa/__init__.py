@@ -33,7 +33,8 @@ OF_THE_BASE = Skip(r"(model|lm_head)\..*", "part of the target")
 class MedusaNames:
     """A naming scheme of Medusa heads: name patterns of a block's tensors, and of a head's vocabulary matrix.
 
-    The matrix is numbered like one more layer. With a `prefix`, the heads are stored in the target's files.
+    `matrix` may number the vocabulary matrix as the layer after the blocks. With a `prefix`, the heads are stored in
+    the target's files.
     """
 
     block: str
@@ -45,7 +46,7 @@ class MedusaNames:
         return self._found(self.block, source)
 
     def matrices(self, source: Source) -> list[dict[str, str]]:
-        """Return the name fields, including the head, of each vocabulary matrix in a source."""
+        """Return the fields of each vocabulary matrix's name in a source, among them the head."""
         return self._found(self.matrix, source)
 
     def _found(self, form: str, source: Source) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial weights and training of Medusa heads (arXiv:2401.10774); head k predicts the token k + 2 positions ahead.
 
-There is one initial head per draft token, whose output equals the target's LM head. The target is frozen.
+There is one initial head per draft token, with the same logits as the target's LM head. The target is frozen.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial weights and training of a recurrent drafter (arXiv:2403.09919) over the steps of a draft.
 
-The initial drafter is in apple/ml-recurrent-drafter's format, and its output equals the target's LM head. Its layers
-have the target's width, not twice that width as in the reference, because each draft token reads its LM head.
+The initial drafter is in apple/ml-recurrent-drafter's format and has the same logits as the target's LM head. Its
+layers have the target's width, not twice that width as in the reference, because drafting a token reads the whole LM
+head of the drafter.
 """
 
 from __future__ import annotations

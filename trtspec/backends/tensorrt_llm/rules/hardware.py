@@ -102,7 +102,8 @@ def _describe(gpu: Gpu) -> str:
 def check_cache_reuse(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield a problem for an FP8 KV cache without FP8 weights, which disables paged context attention and cache reuse.
 
-    It is an error for external drafts: each step sends the whole text, and the runtime rejects a target without reuse.
+    The severity is error for external drafts: each step sends the whole text, and the runtime rejects a target without
+    reuse.
     """
     is_needed = speculation_mode(context) == EXTERNAL
     for spec in engine_specs(context):

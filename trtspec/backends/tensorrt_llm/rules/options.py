@@ -96,7 +96,7 @@ def check_inflight_batching(context: PlanContext) -> Iterator[Diagnostic]:
 def check_cache_reuse_options(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield a problem for options that disable paged context attention, and therefore KV-cache reuse.
 
-    It is an error for external drafts and EAGLE, which need the reuse.
+    The severity is error for external drafts and EAGLE, which need the reuse.
     """
     for name, is_lost in (("use_paged_context_fmha", _off), ("streamingllm", _on)):
         if is_lost(context, name):
@@ -125,7 +125,7 @@ def check_fp8_attention(context: PlanContext) -> Iterator[Diagnostic]:
 def check_context_logits(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield a problem for context logits, with which the runtime disables KV-cache reuse.
 
-    It is an error with speculation, because the builder rejects it.
+    The severity is error with speculation, because the builder rejects the combination.
     """
     drafts = bool(speculation_mode(context))
     for name in ("gather_context_logits", "gather_all_token_logits"):
@@ -158,7 +158,7 @@ def check_plugin_weights(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_fused_mlp(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield an error for a SwiGLU plugin if use_fused_mlp is disabled, which it needs."""
+    """Yield an error for a SwiGLU plugin if use_fused_mlp, which the plugin needs, is disabled."""
     for name in ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin"):
         if _on(context, name) and _off(context, "use_fused_mlp"):
             yield _diagnostic(name, "not-allowed", f"{name} needs use_fused_mlp", "remove use_fused_mlp", BUILDER)
