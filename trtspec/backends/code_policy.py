@@ -102,7 +102,7 @@ def _files(root: Path) -> list[Path]:
 def _why_not_config(path: Path, ours: list[Any]) -> str:
     """Return the reason why a model configuration is not allowed; "" if it is.
 
-    An allowed configuration agrees with a configuration in `ours`, which are the ones of trtspec's models.
+    An allowed configuration matches an element of `ours`, the configurations of trtspec's models.
     """
     from trtspec.serving.triton.config import load_config
 

@@ -107,14 +107,14 @@ def _dtype(reader: ConfigReader, wanted: str) -> str:
 
 
 def decoder_rules(config: ModelConfig) -> list[Rule]:
-    """Return the rules of all tensors of a decoder, in the order of the converted checkpoint."""
+    """Return the conversion rules of all tensors of a decoder, in the order of the converted checkpoint."""
     feed_forward = experts if config.num_experts else mlp
     layers = [attention(config, layer) + feed_forward(config, layer) for layer in range(config.num_layers)]
     return assemble(config, layers)
 
 
 def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
-    """Return the rules of the embedding, the given rules of the layers, the final norm and the LM head."""
+    """Return the conversion rules of the embedding, the given rules of the layers, the final norm and the LM head."""
     embedding = (config.vocab_size, config.hidden_size)
     tokens = SourceTensor("model.embed_tokens.weight", embedding)
     head = tokens if config.tied_embeddings else SourceTensor("lm_head.weight", embedding)
@@ -128,7 +128,7 @@ def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
 
 
 def attention(config: ModelConfig, layer: int) -> list[Rule]:
-    """Return the rules of a layer's norms and attention tensors."""
+    """Return the conversion rules of a layer's norms and attention tensors."""
     hidden, size, prefix = config.hidden_size, config.head_size, f"model.layers.{layer}"
     own = f"{prefix}.self_attn"
     linear = LinearLayer(norm=config.sublayer_norms[0])
@@ -158,7 +158,7 @@ def attention(config: ModelConfig, layer: int) -> list[Rule]:
 
 
 def mlp(config: ModelConfig, layer: int) -> list[Rule]:
-    """Return the rules of a layer's dense MLP.
+    """Return the conversion rules of a layer's dense MLP.
 
     `fc` is the branch with the activation. With "swiglu", `fc` contains both branches and `gate` is omitted.
     """
@@ -187,7 +187,7 @@ def _mlp_layer(config: ModelConfig) -> LinearLayer:
 
 
 def experts(config: ModelConfig, layer: int) -> list[Rule]:
-    """Return the rules of a layer's router and experts, which are stacked.
+    """Return the conversion rules of a layer's router and experts, which are stacked.
 
     The rows of `fc` are w3 (linear), then w1 (activated); `proj` is w2.
     """

@@ -45,7 +45,7 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """Return a decoder's rules, with rows of the fused tensors as sources."""
+    """Return a decoder's conversion rules, with rows of the fused tensors as sources."""
     fused = _fused(config)
     return [
         replace(rule, sources=tuple(fused.get(tensor.name, tensor) for tensor in rule.sources))

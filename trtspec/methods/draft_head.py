@@ -34,7 +34,7 @@ FEWER = "set target.parallel.tensor to a divisor of it"
 
 
 def layer_rules(config: ModelConfig, number: int, target: str, source: str) -> Iterator[Rule]:
-    """Yield the rules of one decoder layer of a draft head.
+    """Yield the conversion rules of one decoder layer of a draft head.
 
     `target` and `source` are the layer's tensor name prefixes in the converted checkpoint and in the source.
     """
@@ -206,7 +206,7 @@ class SourceHead:
 
     @property
     def rules(self) -> list[Rule]:
-        """Return the rules of all tensors that the head adds to the target's checkpoint."""
+        """Return the conversion rules of all tensors that the head adds to the target's checkpoint."""
         return [*self.head.rules, *self.head.borrowed]
 
     def diagnose(self, mapping: ParallelMapping) -> list[Diagnostic]:

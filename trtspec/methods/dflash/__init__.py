@@ -3,7 +3,7 @@
 
 Chen et al. 2026, arXiv:2602.06036. This module also describes and checks the block nets of DSpark. The layers are those
 of Qwen3. `fc` combines hidden states of several target layers, and attention reads the result as context before the
-block. A net without an embedding or LM head uses the target's. Nets are read from these dialects:
+block. A net without an embedding or LM head uses the target's. Nets are read from these formats:
 
     z-lab, DeepSpec   keys at the top level or in dflash_config, which has priority; target_layer_ids are the layers
                       whose output is read, from 0
@@ -16,7 +16,7 @@ block. A net without an embedding or LM head uses the target's. Nets are read fr
 TensorRT engines do not support block nets, so their format inside a target's checkpoint is specific to trtspec. In
 config.json, the section "dflash" or "dspark" has the keys of the net, and "dflash_net_config" or "dspark_net_config"
 describes its layers like TensorRT-LLM does. Tensor names begin with the method's name. Layers use TensorRT-LLM's module
-names; other tensors use the names that most dialects share.
+names; other tensors use the names that most formats share.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class BlockNet:
 
     @property
     def drafts_at_anchor(self) -> bool:
-        """Return whether a step also drafts a token at the anchor's position."""
+        """Return whether a step also drafts a token at the anchor's position (the text's last token)."""
         return self.drafts == self.block_size
 
 
 class Keys:
-    """Reader for the config.json of a block net in any dialect."""
+    """Reader for the config.json of a block net in any file format."""
 
     def __init__(self, source: Source) -> None:
         self.reader = source.reader
@@ -266,7 +266,7 @@ def stored_net(checkpoint: TrtllmCheckpoint, kind: str) -> BlockNet:
 
 
 def net_rules(net: BlockNet, kind: str, names: Collection[str]) -> list[Rule]:
-    """Return the rules of a net's tensors: all required tensors, and those optional tensors that are in `names`."""
+    """Return the conversion rules of a net's tensors: all required ones, and the optional ones that are in `names`."""
     hidden, vocab, drafted, rank = (
         net.layer.hidden_size, net.layer.vocab_size, net.draft_vocab_size, net.markov_rank
     )  # fmt: skip
@@ -293,7 +293,7 @@ def net_rules(net: BlockNet, kind: str, names: Collection[str]) -> list[Rule]:
 
 
 def common_name(name: str) -> str:
-    """Return the name that most dialects use for a net's tensor."""
+    """Return the name that most formats use for a net's tensor."""
     return _TOP_LEVEL.sub(lambda found: f"{MARKOV}{found[0]}" if found["markov"] else CONFIDENCE, name)
 
 

@@ -37,7 +37,7 @@ from trtspec.methods.dflash import net_rules, stored_net
 
 
 class BlockNetwork:
-    """The block net in a target's checkpoint; a missing embedding or LM head is the target's.
+    """The block net in a target's checkpoint; a missing embedding or LM head is taken from the target.
 
     `kind` is "dflash" or "dspark". `aux_layers` are the target's auxiliary hidden-state layers that the net reads.
     `weights` loads further tensors of the net.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial weights and training of a DFlash net (arXiv:2602.06036), with a block at every position of the answers.
 
-The initial net is in z-lab's dialect. It uses the target's embedding and LM head and a copy of its final norm.
+The initial net is in z-lab's format. It uses the target's embedding and LM head and a copy of its final norm.
 
 A block consists of the token at its position (the anchor) and masks. The output at each position predicts the token at
 that position, or the next token if the anchor drafts, too. The layers attend to the target's hidden states before the
@@ -80,7 +80,7 @@ def make(origin: DraftInitializer) -> InitialDraft:
 
 
 class TrainableDFlash(TrainableDraft):
-    """A DFlash net of any dialect that `methods/dflash` reads; its own embedding, if any, is frozen.
+    """A DFlash net in any format that `methods/dflash` reads; its own embedding, if any, is frozen.
 
     `method` is the kind of the net and the prefix of its tensor names.
     """

@@ -25,10 +25,10 @@ MEDUSA = "medusa"  # the only kind without layers
 
 @dataclass(frozen=True)
 class Key:
-    """The location of a fact in a dialect's config.json.
+    """The location of a draft property (fact) in the config.json of one file format (dialect).
 
     Attributes:
-        fact: the dialect-independent name.
+        fact: the property's name, which is the same in all dialects.
         path: the keys, separated by dots; the fact's name by default.
         shift: added to layer numbers when writing.
         always: if false, the key is omitted when the fact has its neutral value or is false.
@@ -130,7 +130,10 @@ class DraftSchema:
 
 @dataclass(frozen=True)
 class DraftFormat:
-    """A dialect, registered as `DIALECT` of a module in `formats/`; `schemas` are by kind, which is a method's name."""
+    """A draft file format (dialect), registered as `DIALECT` of a module in `formats/`.
+
+    `schemas` are by kind of draft, which is a method's name.
+    """
 
     title: str
     schemas: Mapping[str, DraftSchema]
@@ -141,18 +144,18 @@ def dialects() -> dict[str, DraftFormat]:
 
 
 def find_dialect(name: str) -> DraftFormat:
-    """Return a dialect by name; raise TrtspecError, which lists the available dialects, if it does not exist."""
+    """Return a draft file format (dialect) by name; raise TrtspecError, which lists all formats, if it is unknown."""
     found: DraftFormat = find_extension(PACKAGE, ATTRIBUTE, name, "dialect")
     return found
 
 
 def schemas_for(kind: str) -> dict[str, DraftSchema]:
-    """Return the schemas for a kind of draft, by name of the dialect."""
+    """Return the schemas for a kind of draft, by name of the file format (dialect)."""
     return {name: dialect.schemas[kind] for name, dialect in dialects().items() if kind in dialect.schemas}
 
 
 def find_schema(name: str, kind: str) -> DraftSchema:
-    """Return a dialect's schema for a kind of draft; raise TrtspecError if the dialect does not support that kind."""
+    """Return a file format's schema for a kind of draft; raise TrtspecError if the format does not support it."""
     dialect = find_dialect(name)
     if kind not in dialect.schemas:
         known = ", ".join(schemas_for(kind)) or "none"

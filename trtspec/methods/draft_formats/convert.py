@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a draft to another dialect: renders config.json and tensors, writes them atomically and reads them back.
+"""Converts a draft to another file format (dialect): renders config.json and tensors, writes and reads them back.
 
-Conversion fails if the dialect cannot represent a fact. Tensors other than the vocabulary maps are bit-identical
-copies.
+Conversion fails if the dialect cannot represent a property of the draft (a fact). Tensors other than the vocabulary
+maps are bit-identical copies.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """The converted draft, its new dialect `to`, its directory, and the number and total bytes of its tensors."""
+    """The converted draft, its new file format (dialect) `to`, its directory, and its tensors' number and bytes."""
 
     draft: SourceDraft
     to: str
@@ -67,7 +67,7 @@ class ConversionResult:
 
 
 class RenderedDraft:
-    """A draft in the dialect `to`, in memory: `config` is config.json and `parts` are the tensors.
+    """A draft in the file format (dialect) `to`, in memory: `config` is config.json and `parts` are the tensors.
 
     `target` is None if unknown. `target_name` is the target's name as written by the user. The constructor raises
     CheckpointError if the dialect cannot represent the draft.
@@ -130,7 +130,7 @@ class RenderedDraft:
         return {"architectures": [self._schema.architecture], **({} if self._schema.section else self.draft.layer)}
 
     def _encoded_facts(self) -> dict[str, Any]:
-        """Return the facts to write in the dialect's encoding; raise CheckpointError if one cannot be represented."""
+        """Return the draft's properties (facts) in the dialect's encoding; raise CheckpointError if one lacks it."""
         draft, schema = self.draft, self._schema
         facts = dict(draft.facts)
         aux_key = schema.keys_by_fact.get("aux_layers")
@@ -152,7 +152,7 @@ class RenderedDraft:
         return found
 
     def _check_implied(self, fact: str, value: Any, implied: Any) -> None:
-        """Raise CheckpointError if the dialect lacks a key for a fact and implies another value."""
+        """Raise CheckpointError if the dialect lacks a key for a draft property (fact) and implies another value."""
         if fact == SOFT or value == implied or (not value and not implied):
             return
         values = f"{fact} = {_format(value)}, and implies {_format(implied or False)}"
@@ -278,10 +278,10 @@ class RenderedDraft:
 def render_draft(
     source: Path, to: str, target: str = "", drop: frozenset[str] = frozenset(), named: str = ""
 ) -> RenderedDraft:
-    """Render the draft in `source` in the dialect `to`; `target` is the directory of its target, or "".
+    """Render the draft in `source` in the file format `to`; `target` is the directory of its target, or "".
 
-    `drop` are keys of config.json to ignore. `named` is the target's name for dialects that store it, by default
-    `target`. Raise TrtspecError if the draft is inconsistent or the dialect cannot represent it.
+    `drop` are keys of config.json to ignore. `named` is the target's name for formats that store it, by default
+    `target`. Raise TrtspecError if the draft is inconsistent or the format cannot represent it.
     """
     find_dialect(to)
     model = load_model(Path(target), "auto") if target else None
@@ -296,7 +296,7 @@ def convert_draft(
     drop: frozenset[str] = frozenset(),
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> ConversionResult:
-    """Convert the draft in `source` to the dialect `to` in the new directory `out`.
+    """Convert the draft in `source` to the file format `to` in the new directory `out`.
 
     Raise TrtspecError like `render_draft`, before anything is written.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a draft in any dialect: its kind, facts, tensors and warnings.
+"""Reads a draft in any file format (dialect): its kind, properties (facts), tensors and warnings.
 
 Facts are the contents of config.json in a form independent of the dialect, extracted by the methods' config readers.
 Target layers whose hidden states a draft reads are numbered by their inputs: 0 is the embedding, and the number of
@@ -58,7 +58,7 @@ _ALIASES = frozenset({
 
 
 def _eagle3(source: Source, target: ModelConfig) -> Facts:
-    """Return the facts of an EAGLE-3 head; `aux_layers` is None for EAGLE-3's default layers."""
+    """Return the properties (facts) of an EAGLE-3 head; `aux_layers` is None for EAGLE-3's default layers."""
     head = read_head_config(source, find_names(source), target)
     switches = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
     return {
@@ -72,7 +72,7 @@ def _eagle3(source: Source, target: ModelConfig) -> Facts:
 
 def _block(kind: str) -> Callable[[Source, ModelConfig], Facts]:
     def read(source: Source, target: ModelConfig) -> Facts:
-        """Return the facts of a block net; `sliding_causal` is None for nets without sliding-window layers."""
+        """Return the properties (facts) of a block net; `sliding_causal` is None without sliding-window layers."""
         net, keys = read_block_net(source, target.dtype, kind), Keys(source)
         slides = "sliding_attention" in keys.layer.get("layer_types", list, [])
         non_causal = keys.get("sliding_window_non_causal", bool, not keys.speculators)
@@ -118,7 +118,7 @@ READERS: Mapping[str, Callable[[Source, ModelConfig], Facts]] = {
 
 
 def neutral(fact: str, layer: Mapping[str, Any]) -> Any:
-    """Return the default value of a fact, as in the published method; `layer` is the config of the draft's layers."""
+    """Return the default of a draft property (fact), as in the published method, for layers with the config `layer`."""
     sizes = {"draft_vocab_size": "vocab_size", "target_hidden_size": "hidden_size"}
     return layer.get(sizes[fact]) if fact in sizes else None
 
@@ -147,7 +147,7 @@ def layer_keys(source: Source, schema: DraftSchema) -> dict[str, Any]:
 
 
 def carried_keys(source: Source, name: str, schema: DraftSchema, drop: frozenset[str]) -> Carried:
-    """Return the keys that do not affect computation, by dialect, including those carried by earlier conversions."""
+    """Return the keys that do not affect computation, by file format, including those of earlier conversions."""
     kept = source.reader.section(CARRIED)
     carried = {key: dict(value) for key, value in (kept.values if kept else {}).items() if isinstance(value, dict)}
     paths = {**schema.carried, **(dict.fromkeys(LAYER_KEYS) if schema.section else {})}
@@ -158,7 +158,7 @@ def carried_keys(source: Source, name: str, schema: DraftSchema, drop: frozenset
 
 
 def check_keys(source: Source, kind: str, schema: DraftSchema, drop: frozenset[str]) -> None:
-    """Raise CheckpointError for a key that no dialect has, or for an unsupported value of a fixed key."""
+    """Raise CheckpointError for a key that no file format has, or for an unsupported value of a fixed key."""
     if unsupported := [key for key in _unsupported_keys(source, kind, schema) if key not in drop]:
         hint = f"if it does not affect computation, ignore it with --drop {unsupported[0]}"
         message = f"has keys unknown to all dialects of {kind}: {', '.join(unsupported[:8])}"
@@ -205,7 +205,7 @@ _VLLMS_HEADS = 5  # vLLM's default
 
 
 def dialect_names(facts: Facts, schema: DraftSchema) -> Callable[[str], str]:
-    """Return a function from a tensor's common name to its name in the dialect."""
+    """Return a function from a tensor's common name to its name in a file format (dialect)."""
     if schema.names is None:
         return lambda name: _replace_start(name, schema.renames)
     heads = Heads(facts["num_heads"], facts["num_layers"], facts["hidden_size"], facts["vocab_size"], schema.names)
@@ -328,7 +328,7 @@ class SourceDraft:
 
 
 def read_draft(source: Source, target: SourceModel | None = None, drop: frozenset[str] = frozenset()) -> SourceDraft:
-    """Read a draft in any dialect. Without a target, it is checked against the sizes in its own config.
+    """Read a draft in any file format. Without a target, it is checked against the sizes in its own config.
 
     `drop` are keys of config.json to ignore. Raise CheckpointError if the source is not a draft, is quantized or
     inconsistent, does not fit the target, or has unknown keys.
@@ -409,7 +409,7 @@ def _check(
 
 
 def _detect_dialect(source: Source, kind: str) -> str:
-    """Return the dialect with the largest share of its marks present; ties go to the larger number of marks."""
+    """Return the file format with the largest share of its marks present; ties go to the larger number of marks."""
     marks = {name: [_has(source, mark) for mark in schema.marks] for name, schema in schemas_for(kind).items()}
     counted = {name: (sum(found) / len(found), sum(found)) for name, found in marks.items()}
     return max(counted, key=lambda name: counted[name])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial weights and training of a DSpark net: DFlash's net with a Markov head and a head that estimates acceptance.
 
-The initial net is in SpecForge's dialect, with a zero Markov head and a confidence of 0.5. Its rank is the rank of
+The initial net is in SpecForge's format, with a zero Markov head and a confidence of 0.5. Its rank is the rank of
 published nets (deepseek-ai/DeepSpec:config/dspark@afdfa7c), or less for narrow targets.
 
 The Markov head reads the previous token of the training text: while a chain is accepted, its tokens equal the text. The
@@ -46,7 +46,7 @@ def make(origin: DraftInitializer) -> InitialDraft:
 
 
 class TrainableDSpark(TrainableDFlash):
-    """A DSpark net of any dialect that `methods/dflash` reads."""
+    """A DSpark net in any format that `methods/dflash` reads."""
 
     method = "dspark"
 

@@ -104,7 +104,7 @@ class EagleOptions(LossyOptions):
 
 
 def head_rules(config: ModelConfig, prefix: str) -> list[Rule]:
-    """Return the rules of an EAGLE head's tensors except the LM head.
+    """Return the conversion rules of an EAGLE head's tensors except the LM head.
 
     Several rules may use a tensor, because an engine contains a copy of the head for each level of the tree.
     """

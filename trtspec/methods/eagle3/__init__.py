@@ -116,7 +116,7 @@ class Eagle3Names(VocabularyNames):
 
 
 def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> list[Rule]:
-    """Return the rules of a head's tensors; `names` are needed only to read a source."""
+    """Return the conversion rules of a head's tensors; `names` are needed only to read a source."""
     hidden, vocab = head.layer.hidden_size, head.layer.vocab_size
 
     def rule(name: str, *shape: int, source: str = "", split: Split = Split.WHOLE) -> Rule:
@@ -141,7 +141,7 @@ def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> li
 
 
 def _layer_rules(config: ModelConfig, source: str) -> Iterator[Rule]:
-    """Yield the rules of the head's decoder layer, whose attention input has twice the hidden size."""
+    """Yield the conversion rules of the head's decoder layer, whose attention input has twice the hidden size."""
     hidden_norm = SourceTensor(f"{source}.hidden_norm.weight", (config.hidden_size,))
     yield Rule(f"{LAYER}.hidden_norm.weight", (hidden_norm,), Stage.LAST)
     for rule in layer_rules(config, 0, LAYER, source):

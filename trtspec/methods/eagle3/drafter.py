@@ -20,7 +20,7 @@ from trtspec.methods.eagle3 import LAYER, NAME, head_rules, stored_head
 
 
 class Eagle3Head(FeatureHead):
-    """The EAGLE-3 head in a target's checkpoint; a missing embedding or LM head is the target's."""
+    """The EAGLE-3 head in a target's checkpoint; a missing embedding or LM head is taken from the target."""
 
     what, method = "an EAGLE-3 head", NAME
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial weights and training of an EAGLE-3 head over the steps of a draft.
 
-The initial head is in SpecForge's dialect, with copies of the target's LM head and final norm. It uses the target's
+The initial head is in SpecForge's format, with copies of the target's LM head and final norm. It uses the target's
 embedding. Training follows the training-time test of arXiv:2503.01840, section 3.2: the first pass reads the target's
 hidden states, and each later pass reads the output of the previous one.
 """

@@ -79,22 +79,22 @@ class Heads:
     shared: str | None = None
 
     def weight(self, head: int, layer: int) -> Rule:
-        """Return the rule of a block's matrix [hidden, hidden]."""
+        """Return the conversion rule of a block's matrix [hidden, hidden]."""
         return self._block(head, layer, "weight", self.hidden_size, self.hidden_size)
 
     def bias(self, head: int, layer: int) -> Rule:
-        """Return the rule of a block's bias [hidden]."""
+        """Return the conversion rule of a block's bias [hidden]."""
         return self._block(head, layer, "bias", self.hidden_size)
 
     def lm_head(self, head: int) -> Rule:
-        """Return the rule of a head's vocabulary matrix [vocab, hidden]."""
+        """Return the conversion rule of a head's vocabulary matrix [vocab, hidden]."""
         name = self.shared or self.names.prefix + self.names.matrix.format(head=head, layer=self.num_layers)
         source = SourceTensor(name, (self.vocab_size, self.hidden_size))
         target = f"medusa_heads.{head}.lm_head.weight"
         return Rule(target, (source,), Stage.LAST, Split.VOCABULARY, copy=self.shared is not None)
 
     def rules(self) -> Iterator[Rule]:
-        """Yield the rules of all heads; without vocabulary matrices if the heads use the target's."""
+        """Yield the conversion rules of all heads; without vocabulary matrices if the heads use the target's."""
         for head in range(self.num_heads):
             for layer in range(self.num_layers):
                 yield from (self.weight(head, layer), self.bias(head, layer))

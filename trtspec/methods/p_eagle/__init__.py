@@ -93,7 +93,8 @@ def _state_shape(source: Source, name: str, width: int) -> tuple[int, ...]:
 
 
 def further_rules(head: Eagle3HeadConfig, state: tuple[int, ...], names: Eagle3Names) -> Iterator[Rule]:
-    """Yield the rules of the layers after the first, and of the hidden state for mask tokens, which has shape `state`.
+    """Yield the conversion rules of the layers after the first, and of the hidden state for mask tokens, which has
+    shape `state`.
 
     `names` are needed only to read a source.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial weights and training of a P-EAGLE net (arXiv:2602.01469), with mask tokens after every answer position.
 
-The initial net is in SpecForge's dialect: an EAGLE-3 head of several layers with a hidden state for mask tokens.
+The initial net is in SpecForge's format: an EAGLE-3 head of several layers with a hidden state for mask tokens.
 
 As in EAGLE-3, the pair of hidden state and token before the position drafts the first token. Each further token is
 drafted by a mask, which is the mask token with a learned hidden state. A mask attends to the pairs of the text and to
