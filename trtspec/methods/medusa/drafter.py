@@ -54,7 +54,7 @@ class HeadStack:
 
 
 class MedusaDrafter(HiddenStateDrafter):
-    """Drafts the static tree of the options with the most probable tokens of each head."""
+    """Drafts the static tree in the options, filled with the most probable tokens of each head."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup)
