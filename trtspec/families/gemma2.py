@@ -65,7 +65,7 @@ def cap(reader: ConfigReader, key: str, default: float = 0.0) -> float:
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """Return the conversion rules of all tensors; they add 1 to norm weights, which engines do not do."""
+    """Return the conversion rules of all tensors; they add 1 to norm weights, because engines use w, not 1 + w."""
     return [replace(rule, plus=1.0) if rule.target.endswith(NORMS) else rule for rule in decoder_rules(config)]
 
 

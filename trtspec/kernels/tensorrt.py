@@ -54,11 +54,11 @@ class VerifyLayer(ABC):
 
     @abstractmethod
     def inputs(self) -> list[PlanTensor]:
-        """Return the inputs of a request, without `draft_column`, which is a constant of the plan."""
+        """Return the layer's inputs, without the batch dimension and without `draft_column`, which is a constant."""
 
     @abstractmethod
     def outputs(self) -> list[PlanTensor]:
-        """Return the outputs of a request."""
+        """Return the layer's outputs, without the batch dimension."""
 
     def fields(self) -> dict[str, int | float]:
         """Return the plugin's creation fields by name."""

@@ -45,7 +45,7 @@ def find_choices(written: Any, known: Mapping[str, tuple[Choice, ...]]) -> tuple
 
 
 def smaller_trees(choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
-    """Yield options `choices` with the first 4, 8, 16, ... nodes; published tables list the most useful nodes first.
+    """Yield {"choices": ...} with the first 4, 8, 16, ... nodes; published tables list the most useful nodes first.
 
     Nodes whose parent is not among the first ones are dropped.
     """

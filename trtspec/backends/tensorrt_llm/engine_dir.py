@@ -72,7 +72,7 @@ class ExpectedEngine:
         yield from self._speculation()
 
     def _speculation(self) -> Iterator[tuple[str, object]]:
-        """Yield the values that depend on speculation; trtllm-build adds the draft tokens to max_seq_len."""
+        """Yield the expected values that depend on speculation; trtllm-build adds the draft tokens to max_seq_len."""
         mode = self.arguments.get("speculative_decoding_mode")
         draft_len = self._draft_len()
         yield "build_config.speculative_decoding_mode", self.modes[mode] if mode else NO_MODE

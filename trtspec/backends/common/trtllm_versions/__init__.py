@@ -148,7 +148,7 @@ class ApiSpec:
         return tuple(name for name in self.methods[method].fields if name not in later)
 
     def takes(self, method: str, architecture: str) -> bool:
-        """Return whether a method supports a target class."""
+        """Return whether a method can draft for a target class."""
         kind = self.methods.get(method)
         if kind is None or not kind.inside or architecture not in self.plain:
             return kind is not None

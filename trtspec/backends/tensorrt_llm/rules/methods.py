@@ -188,7 +188,7 @@ def check_gemma(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def _counted(config: ModelConfig) -> tuple[int, ...]:
-    """Return the layers that engines leave without a window: equally spaced, at the distance of the model's first one."""
+    """Return the layers that engines leave without a window: equally spaced, at the first one's distance."""
     distance = config.full_layers[0] + 1 if config.full_layers else config.num_layers + 1
     return tuple(range(distance - 1, config.num_layers, distance))
 
