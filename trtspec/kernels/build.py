@@ -38,7 +38,7 @@ LIBRARY = "libtrtspec.so"
 DESCRIPTION = "library.json"
 SCHEMA = "trtspec.kernels/1"
 MANIFEST = "plugin.yaml"
-HOST_PLUGINS = ("quantize",)  # the plugins that builds use
+HOST_PLUGINS = ("quantize",)  # used by builds, not by engines
 COMMON_SOURCES = ("common/abi.cpp",)
 WITHOUT_CUDA = ("common/no_cuda.cpp",)
 HEADERS = ("common/*.h", "common/*.cuh", "include/**/*.h")
@@ -65,7 +65,7 @@ NVCC_FLAGS = (
 )  # fmt: skip
 # The minimum x86 machine: AVX2, FMA and F16C.
 X86_FLAGS = ("-march=x86-64-v3",)
-# For sources with this name, which are used on machines with AVX-512.
+# Flags for sources with this name, which run only on machines with AVX-512.
 AVX512, AVX512_FLAGS = "avx512.cpp", ("-march=x86-64-v4",)
 
 FLAGS = (*CXX_FLAGS, *NVCC_FLAGS, *X86_FLAGS, *AVX512_FLAGS)
@@ -110,7 +110,7 @@ class Toolchain:
             raise TrtspecError("nvcc, which compiles for GPUs, was not found", hint=hint)
         known = _output(self.nvcc, "--list-gpu-code").split()
         for name in architectures:
-            if re.sub("[af]$", "", name) not in known:  # listed without the letter
+            if re.sub("[af]$", "", name) not in known:  # nvcc lists names without the letter
                 raise TrtspecError(f"nvcc does not support {name!r}; supported: {', '.join(known)}")
 
 

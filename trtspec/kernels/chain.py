@@ -98,7 +98,7 @@ def verify_block(
     target_probs = params.probs(logits)
     if draft_probs is None:
         draft_probs = torch.zeros_like(target_probs[:, :-1]).scatter_(-1, tokens.unsqueeze(-1), 1.0)
-    # mask positions after a row's last drafted token
+    # mask positions after a row's last draft token
     limits = torch.tensor(lens, device=logits.device).unsqueeze(1)
     places = torch.arange(tokens.shape[1] + 1, device=logits.device)
     drafted = F.pad(draft_probs, (0, 0, 0, 1)) * (places < limits).unsqueeze(-1)

@@ -27,7 +27,7 @@ from trtspec.families.decoder import attention, mlp
 from trtspec.methods.base import DraftHead, HeadTarget, find_method
 
 NOT_THIS_KIND = "name a draft of this kind, or let `trtspec init TARGET DRAFT` find the method of a draft"
-LAYERS = "layers"  # the code for a number of layers that contradicts the tensors
+LAYERS = "layers"  # diagnostic code for a number of layers that contradicts the tensors
 # In order of priority, as in vllm-project/vllm:vllm/v1/worker/gpu/spec_decode/utils.py@v0.32.0.
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 FEWER = "set target.parallel.tensor to a divisor of it"

@@ -29,7 +29,7 @@ def probes() -> list[DoctorCheck]:
     from trtspec.kernels.build import find_libraries  # imports the compilers' flags, which only this command needs
 
     packages = [check_package(package, "pip install 'trtspec[embedded]'") for package in PACKAGES]
-    devices = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))  # of the driver, without loading CUDA
+    devices = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))  # read from the driver, without CUDA
     gpus = f"{devices} NVIDIA GPUs" if devices else "none; the torch engine uses the CPU"
     kernels = next(map(str, find_libraries()), "not compiled; torch verifies drafts (trtspec plugins build)")
     return [*packages, DoctorCheck("gpu", True, gpus), DoctorCheck("kernels", True, kernels)]
@@ -87,7 +87,7 @@ def _check_longrope(context: PlanContext) -> Iterator[Diagnostic]:
 
 BACKEND = Backend(
     summary="torch on this machine's CPU or GPU",
-    # those for which the torch engine has a drafter, without importing their modules and torch
+    # methods with a drafter for the torch engine, found without importing their modules and torch
     methods=lambda: {name: name for name in extension_names("trtspec.methods", "drafter")},
     memory=plan_memory,
     plan=deferred(f"{__name__}.artifact:plan_artifact"),

@@ -70,7 +70,7 @@ class TritonPythonModel:
             replace(engine_settings, kernels=candidate_libraries(artifact)),
             settings.path("tokenizer_dir"),
         )
-        if settings.flag("warmup"):  # here, because Triton's warm-up does not wait for responses of decoupled models
+        if settings.flag("warmup"):  # Triton's own warm-up does not wait for responses of decoupled models
             warm_up(self.engine)
         self.metrics = EngineMetrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
         self.engine.set_draft_failure_callbacks(self.metrics.fallback, self.metrics.breaker)
@@ -144,7 +144,7 @@ class Generation:
     def __init__(self, responder: Responder, text: RequestMetrics, departures: CancellationWatcher) -> None:
         self.responder, self.text = responder, text
         self.streaming = self.is_stopped = False
-        self.unsent: Any = None  # Unsent, once the request's tensors are read
+        self.unsent: Any = None  # UnsentTokens, once the request's tensors are read
         self.handle: RequestHandle | None = None
         # polled in a separate thread: each poll is a message to the server, during which the engine would wait
         self.watch = departures.watch(responder.is_cancelled, self.drop)

@@ -174,6 +174,6 @@ def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -
         document["revision"] = revision
     if speculation := speculative_config(context, draft_path):
         document["speculative_config"] = speculation
-    # the same as in config.pbtxt, for servers that complete model configurations from here
+    # the same as in config.pbtxt, for servers that complete model configurations from this file
     document["triton_config"] = {"max_batch_size": engine.max_batch_size, "decoupled": recipe.serving.streaming}
     return document

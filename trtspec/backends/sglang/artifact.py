@@ -26,7 +26,7 @@ from trtspec.store.files import FileReader
 MODELS = Path(__file__).with_name("models")
 ENGINE_JSON = Path(TARGET, "1", "engine.json")
 PACKAGE = "sglang"
-TOKENS_ALONE = "skip_tokenizer_init"  # set for Triton, whose models tokenize; here the engine does
+TOKENS_ALONE = "skip_tokenizer_init"  # set for Triton, whose models tokenize; a standalone engine tokenizes itself
 
 
 def check_installed(artifact: Path, manifest: Manifest) -> None:

@@ -136,7 +136,7 @@ def sampling_params(asked: EngineRequest, own_ends: Sequence[int]) -> dict[str, 
     if sampling.temperature > 0.0:
         seed = sampling.seed % 2**63
         found |= {"top_p": sampling.top_p, "top_k": sampling.top_k or -1, "sampling_seed": seed}
-    if not ends or not ends.issuperset(own_ends):  # other end ids are detected here only, one step later
+    if not ends or not ends.issuperset(own_ends):  # other end ids are detected only by this model, one step later
         return found | {"ignore_eos": True}
     return found | {"stop_token_ids": sorted(ends)}
 

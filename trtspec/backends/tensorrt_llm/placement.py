@@ -79,7 +79,7 @@ def plan_placement(context: PlanContext) -> EnginePlacement:
     specs, serving = engine_specs(context), context.recipe.serving
     is_pair = len(specs) > 1
     fast_logits = serving.fast_logits and is_pair
-    ranks: dict[str, tuple[int, ...]] = {}  # of MPI: rank 0 is the orchestrator, the draft's ranks are next
+    ranks: dict[str, tuple[int, ...]] = {}  # MPI ranks: 0 is the orchestrator, then the draft's ranks
     for spec in reversed(specs) if fast_logits else ():
         first = 1 + sum(map(len, ranks.values()))
         ranks[spec.role] = tuple(range(first, first + spec.mapping.ranks))

@@ -23,11 +23,11 @@ from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.redrafter import RedrafterOptions
 from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
 
-# NVIDIA/TensorRT-LLM:tensorrt_llm/commands/build.py@65f1d153.
+# Speculation modes of NVIDIA/TensorRT-LLM:tensorrt_llm/commands/build.py@65f1d153.
 EXTERNAL, MEDUSA, EAGLE = "draft_tokens_external", "medusa", "eagle"
 LOOKAHEAD, REDRAFTER = "lookahead_decoding", "explicit_draft_tokens"
 
-# Speculation modes by method; prompt lookup drafts outside the engine, like a draft model.
+# The modes by method; prompt lookup drafts outside the engine, like a draft model.
 MODES = {
     "none": "",
     "draft_target": EXTERNAL,

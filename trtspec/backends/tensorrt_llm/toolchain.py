@@ -22,8 +22,8 @@ from trtspec.core.installation import DoctorCheck, installed_version
 
 BUILDER, PACKAGE = "trtllm-build", "tensorrt_llm"
 RUNTIMES = ("docker", "podman")
-WORKDIR = "/build"  # in a container
-PASSED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # into a container
+WORKDIR = "/build"  # working directory in a container
+PASSED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # variables passed into a container
 
 NO_KEY = {"key": False}
 
@@ -77,7 +77,7 @@ class EngineToolchain:
     def _container(self, cid_file: str, user: str) -> tuple[str, ...]:
         """Return the start of a container's command line, with all GPUs and without network access."""
         gpus, owner = "--gpus=all", f"--user={user or f'{os.getuid()}:{os.getgid()}'}"
-        if self.runtime == "podman":  # whose root is the current user
+        if self.runtime == "podman":  # podman's root is the current user
             gpus, owner = "--device=nvidia.com/gpu=all", "--userns=keep-id"
         where = (f"--tmpfs={WORKDIR}:mode=1777", f"--workdir={WORKDIR}", "--env=HOME=/tmp")
         passed = [f"--env={variable}" for variable in PASSED]

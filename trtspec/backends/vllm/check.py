@@ -29,7 +29,7 @@ ONE_LENGTH = ("suffix", "medusa", "dflash", "dspark", *PARALLEL)
 # vLLM derives the drafter's class by adding this prefix to the architecture in its config.json
 PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": ""}
 AS_NAMED = ("LiLiCorrDraftModel",)
-WHOLE_BLOCK = "Qwen3OmniDSparkModel"  # its draft_len must be its block; read in 0.33 alone
+WHOLE_BLOCK = "Qwen3OmniDSparkModel"  # draft_len must equal its block size; only 0.33 was read
 DSPARK, QWEN3_DSPARK = "DSparkDraftModel", "names_qwen3_dspark"
 CONVERTS = "use a backend that converts checkpoints"
 REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"

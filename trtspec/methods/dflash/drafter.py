@@ -107,7 +107,7 @@ class BlockDrafter(Drafter):
         self.aux_layers = self.network.aux_layers
         self._most, self._device = setup.draft_shape.max_depth, setup.room.device
         self._known = [0] * setup.room.rows  # number of tokens of each row's text in the net's cache
-        self._waiting: dict[int, list[Tensor]] = {}  # by row: states [n, aux_layers * hidden] of the tokens after them
+        self._waiting: dict[int, list[Tensor]] = {}  # by row: queued states [n, aux_layers * hidden]
         self._first_row = 0
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:

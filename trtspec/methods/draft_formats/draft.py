@@ -38,7 +38,7 @@ Carried = dict[str, dict[str, Any]]
 SOFT = "num_target_layers"
 
 CARRIED = "trtspec_carried"  # by dialect: keys that other dialects lack and that do not affect computation
-LEFT_OUT = "left_out"  # among its facts: shared target tensors that the conversion omitted
+LEFT_OUT = "left_out"  # the key for names of target tensors that a conversion omitted
 # Keys of transformers' config classes for the layers, which all dialects use unchanged.
 LAYER_KEYS = frozenset({
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",

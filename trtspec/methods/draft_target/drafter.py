@@ -47,7 +47,7 @@ class ModelDrafter(Drafter):
         self._model = Decoder(checkpoint, room.rows, self._room, room.device, room.dtype, length)
         self._prefixes = PrefixCache(self._model.cache, room.kept_tokens * self._reading.longer)
         self._known = [0] * room.rows  # number of processed tokens of each row's text
-        self._at = [0] * room.rows  # their number of draft tokens, which are in the cache
+        self._at = [0] * room.rows  # number of tokens of each row in the draft model's cache
         self.vocab_size = None if self._reading.longer > 1 else sizes[1]
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
@@ -75,7 +75,7 @@ class DraftModelDrafter(ModelDrafter):
         super().__init__(setup, "draft_target")
         self._floors = ConfidenceFloor(setup.options.stop_below, setup.confidence)
         self._draws: bool = setup.options.use_draft_logits
-        self._ahead = 0  # number of drafted tokens processed in this step
+        self._ahead = 0  # number of draft tokens processed in this step
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft one token per pass until every row's chain has ended; a row whose text exceeds the cache gets none."""

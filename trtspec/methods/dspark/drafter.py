@@ -54,7 +54,7 @@ class DSparkDrafter(BlockDrafter):
         # the Markov head: a low-rank map from a token to a bias on the logits of the next token
         self._markov_embedding = weights.tensor(f"{NAME}.{MARKOV}markov_w1.weight")
         self._markov_bias = weights.linear(f"{NAME}.{MARKOV}markov_w2")
-        is_used = width and setup.confidence  # without a bound the head is not needed
+        is_used = width and setup.confidence  # the head is used only with a confidence bound
         self._confidence = ConfidenceHead(weights, width > self.network.config.hidden_size) if is_used else None
         self._floors = ConfidenceFloor(chain=setup.confidence)
 

@@ -28,7 +28,7 @@ from trtspec.recipe.schema import refuse
 
 NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
 
-OPTIONAL = _EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # in a source
+OPTIONAL = _EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # names in a source
 _DEFAULT_CHOICES = "mc_sim_7b_63"
 # SafeAILab/EAGLE's defaults: its depth 7 does not count the first level, its total_token 60 counts the root
 _DEFAULTS = {"top_k": 10, "depth": 8, "nodes": 59}

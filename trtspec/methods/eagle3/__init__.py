@@ -51,7 +51,7 @@ from trtspec.recipe.schema import refuse
 
 NAME, LAYER_CONFIG = "eagle3", "eagle3_net_config"
 LAYER = f"{NAME}.layers.0"
-EMBEDDING = "embed_tokens.weight"  # in sources
+EMBEDDING = "embed_tokens.weight"  # name in a source
 
 _SWITCHES = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output",
              "fc_bias", "own_embedding", "own_head", "maps_ids")  # fmt: skip
@@ -178,7 +178,7 @@ class Eagle3Options(LossyOptions):
 def _draft_shape(options: Eagle3Options, draft_len: int) -> DraftShape:
     if options.top_k is None or options.nodes is None:
         return DraftShape(draft_len, draft_len)
-    nodes = min(options.nodes, options.top_k + (draft_len - 1) * options.top_k**2)  # all ranked tokens
+    nodes = min(options.nodes, options.top_k + (draft_len - 1) * options.top_k**2)  # at most all ranked tokens
     return DraftShape(min(draft_len, nodes), nodes)
 
 

@@ -25,7 +25,7 @@ from trtspec.methods.tree_choices import MEDUSA_CHOICES, Choice, check_ranks, fi
 
 LM_HEAD = "lm_head.weight"
 _FIELDS = {"head": r"(?P<head>\d{1,2})", "layer": r"(?P<layer>\d{1,2})", "kind": "(?P<kind>weight|bias)"}
-SHARED = "shared-lm-head"  # the code for heads without a vocabulary matrix
+SHARED = "shared-lm-head"  # diagnostic code for heads without a vocabulary matrix
 OF_THE_BASE = Skip(r"(model|lm_head)\..*", "part of the target")
 
 

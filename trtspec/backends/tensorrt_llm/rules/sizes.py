@@ -11,7 +11,7 @@ from trtspec.backends.tensorrt_llm.rules import sources
 from trtspec.backends.tensorrt_llm.specs import EXTERNAL, engine_specs, speculation_mode, uses_draft_logits
 from trtspec.core.diagnostics import Diagnostic
 
-MUCH = 16_384  # tokens a step
+MUCH = 16_384  # tokens per step
 # the number of GPUs per node in the checkpoint's mapping (checkpoints/trtllm.py)
 GPUS_PER_NODE = 8
 
@@ -61,7 +61,7 @@ def check_memory(context: PlanContext) -> Iterator[Diagnostic]:
     wait until the cache has space for them.
     """
     longest, batch = max(spec.built_seq_len for spec in engine_specs(context)), context.recipe.engine.max_batch_size
-    scarce: list[tuple[int, int]] = []  # the tokens that a GPU's caches hold, and its id
+    scarce: list[tuple[int, int]] = []  # (tokens in a GPU's caches, GPU id)
     for load in gpu_loads(context) if context.gpu else ():
         if load.fixed >= load.memory:
             message = f"GPU {load.id}: weights and activations take about {_gib(load.fixed)},"
