@@ -136,10 +136,7 @@ class KernelCall:
         return view
 
     def rows(self, name: str, array: Array, batch: int, rows: int) -> RowsStruct:
-        """Return the struct for logits or probabilities [batch, rows, entries], whose last axis must be contiguous.
-
-        Raise TrtspecError for another shape or an unsupported dtype.
-        """
+        """Return the struct for [batch, rows, entries]; raise TrtspecError for another shape, dtype or layout."""
         view = self.view(name, array)
         if view.dtype not in DTYPES:
             raise TrtspecError(f"{name} is {view.dtype}; supported: {', '.join(DTYPES)}")
@@ -150,10 +147,7 @@ class KernelCall:
         return RowsStruct(view.address, view.strides[0], view.strides[1], DTYPES[view.dtype], view.shape[2])
 
     def pointer(self, name: str, array: Array | None, dtype: str, *shape: int) -> int | None:
-        """Return the address of a contiguous array, or None if `array` is None.
-
-        Raise TrtspecError unless it has the given dtype and shape.
-        """
+        """Return an array's address (None for None); raise TrtspecError unless it is dense, of this dtype and shape."""
         if array is None:
             return None
         view = self.view(name, array)

@@ -176,10 +176,7 @@ class Plugin(BaseModel):
     architectures: list[Annotated[str, Field(pattern="^sm_[0-9]+[af]?$")]]
 
     def paths(self, architectures: tuple[str, ...], machine: str) -> list[str]:
-        """Return the files to compile, relative to plugins/.
-
-        AVX-512 files are included for x86 machines, and CUDA files if there are GPU architectures.
-        """
+        """Return the files to compile, relative to plugins/: AVX-512 files only for x86, CUDA files only for GPUs."""
         files = self.sources.host + (self.sources.avx512 if machine == "x86_64" else [])
         return [f"{self.name}/{file}" for file in files + (self.sources.cuda if architectures else [])]
 
@@ -277,10 +274,7 @@ def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
 
 
 def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
-    """Return the paths of up-to-date libraries that contain the named plugins, or all plugins if `names` is empty.
-
-    Libraries with more GPU architectures come first.
-    """
+    """Return up-to-date libraries with the named plugins (all if empty), those with most GPU architectures first."""
     wanted, sources = set(names or discover_plugins()), _digest_sources()
     made = (one for one in list_libraries() if one.sources == sources and one.machine == platform.machine())
     fitting = [one for one in made if wanted <= set(one.plugins)]

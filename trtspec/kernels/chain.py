@@ -19,10 +19,7 @@ from trtspec.kernels.sampling import SamplingParams, pick
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """The result for one request: the accepted nodes without the root, from the root down, and the next token.
-
-    The nodes of a chain are 1, 2, and so on.
-    """
+    """The accepted nodes of one request, from the root's child down (1, 2, ... for a chain), and the next token."""
 
     path: list[int]
     token: int

@@ -16,10 +16,7 @@ _BELOW_ONE = 1.0 - 2.0**-53
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The sampling parameters of a batch: `temperature`, `top_k` and `top_p` are [batch].
-
-    A temperature of 0 is greedy; `top_k` 0 and `top_p` 1 keep all tokens.
-    """
+    """Sampling parameters [batch]; temperature 0 is greedy, `top_k` 0 and `top_p` 1 keep all tokens."""
 
     temperature: Tensor
     top_k: Tensor

@@ -34,10 +34,7 @@ FEWER = "set target.parallel.tensor to a divisor of it"
 
 
 def layer_rules(config: ModelConfig, number: int, target: str, source: str) -> Iterator[Rule]:
-    """Yield the conversion rules of one decoder layer of a draft head.
-
-    `target` and `source` are the layer's tensor name prefixes in the converted checkpoint and in the source.
-    """
+    """Yield the conversion rules of a head's layer with tensor name prefixes `target` (converted) and `source`."""
     for rule in attention(config, number) + mlp(config, number):
         named = (tensor.name.replace(f"model.layers.{number}", source, 1) for tensor in rule.sources)
         sources = tuple(replace(tensor, name=name) for tensor, name in zip(rule.sources, named, strict=True))
@@ -45,10 +42,7 @@ def layer_rules(config: ModelConfig, number: int, target: str, source: str) -> I
 
 
 def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Yield errors for a hidden size or vocabulary size that differs from the target's.
-
-    `what` begins the messages with subject and verb, such as "the head is".
-    """
+    """Yield errors for sizes that differ from the target's; `what` is subject and verb, such as "the head is"."""
     hint = "use it with the model that it was trained for, or a fine-tune of that model"
     if hidden_size != target.hidden_size:
         message = f"{what} for hidden states of {hidden_size}, the target's have {target.hidden_size}"
@@ -93,10 +87,7 @@ def check_layers(configured: int, found: int) -> Iterator[Diagnostic]:
 
 
 def check_shift(layers: tuple[int, ...], usual: tuple[int, ...], what: str, hint: str) -> Iterator[Diagnostic]:
-    """Warn if `layers` are the `usual` layers shifted by one, which suggests a different numbering convention.
-
-    `what` is the subject of the message.
-    """
+    """Warn if `layers` are the `usual` ones shifted by one, a sign of another numbering; `what` is the subject."""
     for shift in (-1, 1):
         if layers and layers == tuple(number + shift for number in usual):
             yield Diagnostic("model", "aux-layers", f"{what} shifted by {shift:+}", hint, "warning")
@@ -159,10 +150,7 @@ def _read_offsets(d2t: TensorInfo) -> array[int]:
 
 
 def _wrong_ids(ids: Sequence[int], marked: list[int] | None, vocab: int) -> str | None:
-    """Return an error message for the target ids of draft tokens, or None if they are valid.
-
-    `marked` are the ids marked in t2d, None without that tensor.
-    """
+    """Return an error message for the target ids of draft tokens, or None; `marked` are the ids in t2d, if any."""
     if (invalid := next((number for number in ids if not 0 <= number < vocab), None)) is not None:
         return f"d2t maps to the id {invalid}, outside 0..{vocab - 1}"
     if any(number >= after for number, after in pairwise(ids)):

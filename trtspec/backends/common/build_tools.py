@@ -180,7 +180,7 @@ def linked_workdir(out: Path, links: Mapping[str, Path]) -> Iterator[Path]:
 
 
 def visible_gpus(devices: Sequence[str]) -> dict[str, str]:
-    """Return environment variables that make only the given GPUs visible; ids are those of nvidia-smi."""
+    """Return environment variables that make only the given GPUs visible; ids are nvidia-smi's."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
 
 

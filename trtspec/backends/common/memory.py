@@ -50,7 +50,7 @@ def plan_memory(context: PlanContext) -> list[MemoryPlan]:
     The KV caches have space for a full batch of texts with the maximum length, and for the reusable tokens of finished
     texts. The largest activations occur in a prefill step (hidden state, queries, keys and values, both MLP branches)
     and the logits of a verification step. A draft model with another vocabulary needs more tokens for the same text.
-    Raise ValueError if the target has no family.
+    Raise ValueError for a target without a family.
     """
     target, draft, engine = context.target_config, context.draft_config, context.recipe.engine
     if target is None:
@@ -139,10 +139,7 @@ class ModelMemory(NamedTuple):
 
 
 def _model_memory(context: PlanContext, role: str) -> ModelMemory | None:
-    """Return the memory of the target or the draft, or None if the model is absent or its config does not suffice.
-
-    Models without a family are estimated from their config and headers.
-    """
+    """Return the memory of target or draft, or None if it is absent or its config does not suffice."""
     model = context.target if role == "target" else context.draft
     asked = context.recipe.target if role == "target" else context.recipe.speculation.draft
     if asked is None or role not in context.sources:

@@ -42,10 +42,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class EdgeRelease:
-    """A release of Edge-LLM; `methods` are its method names by trtspec's names.
-
-    `models` and `mtp_models` are supported values of model_type.
-    """
+    """A release of Edge-LLM; `methods` are its names by trtspec's, `models` and `mtp_models` are model_type values."""
 
     version: str
     source: str

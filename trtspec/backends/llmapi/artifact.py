@@ -55,10 +55,7 @@ def requirements(version: str) -> tuple[str, ...]:
 
 
 def system_packages(version: str) -> tuple[str, ...]:
-    """Return the Ubuntu packages that TensorRT-LLM's wheel requires; empty for versions in a Triton image.
-
-    Source: NVIDIA/TensorRT-LLM:docs/source/installation/linux.md.
-    """
+    """Return the Ubuntu packages of TensorRT-LLM's wheel (NVIDIA/TensorRT-LLM:docs/source/installation/linux.md)."""
     return ("libopenmpi-dev",) if requirements(version) else ()
 
 

@@ -40,10 +40,7 @@ def problems(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _make_speculative_config(llm_args: Any, values: dict[str, Any]) -> None:
-    """Construct the speculative_config: with `from_dict` up to 1.2, and with pydantic in later versions.
-
-    Raise ValueError if the decoding type does not support the PyTorch backend.
-    """
+    """Construct the speculative_config; raise ValueError if it does not support the PyTorch backend."""
     kind = values.get("decoding_type")  # `from_dict` removes it
     if hasattr(llm_args.DecodingBaseConfig, "from_dict"):
         config = llm_args.DecodingBaseConfig.from_dict(values)
@@ -58,10 +55,7 @@ def _make_speculative_config(llm_args: Any, values: dict[str, Any]) -> None:
 
 
 def _complaints(section: str, document: dict[str, Any], make: Any) -> Iterator[str]:
-    """Yield the error messages from constructing a section with `make`.
-
-    Old versions raise ValueError or AssertionError for the first error only.
-    """
+    """Yield the error messages from constructing a section with `make`; old versions raise only the first one."""
     from pydantic import ValidationError
 
     if section not in document:

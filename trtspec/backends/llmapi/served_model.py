@@ -112,10 +112,7 @@ def sampling_params(asked: EngineRequest) -> Any:
 
 
 async def steps(result: Any, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
-    """Yield all token ids so far, after each step.
-
-    If the client disconnects, abort the request and raise RequestCancelled.
-    """
+    """Yield all token ids so far after each step; abort and raise RequestCancelled if the client disconnects."""
     iterator = aiter(result)
     while (output := await unless_cancelled(anext(iterator, None), is_cancelled, result.abort)) is not None:
         yield output.outputs[0].token_ids

@@ -74,10 +74,7 @@ class SglangResponse:
         self.queue_s: float | None = None
 
     async def steps(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
-        """Yield the new token ids of each step.
-
-        If the client disconnects, abort the request and raise RequestCancelled.
-        """
+        """Yield each step's new token ids; abort and raise RequestCancelled if the client disconnects."""
         self.parts = await self.engine.async_generate(
             input_ids=list(asked.prompt_ids),
             sampling_params=sampling_params(asked, self.own_ends),

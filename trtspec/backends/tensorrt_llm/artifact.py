@@ -84,12 +84,8 @@ class EngineRepositorySettings(ServingSettings):
     Attributes:
         options: the method's options, as JSON.
         vocab_size: the width of the target's logits, including padding.
-        draft: the draft model, or None.
-        choices: the tree of medusa or eagle.
-        lookahead: the sizes that the engine was built for, which are upper limits for requests; empty for other
-            methods.
+        lookahead: the sizes of the engine, which are upper limits for requests; empty for other methods.
         fast_logits: true if draft logits are sent from GPU to GPU.
-        greedy_only: true if sampled requests are rejected.
         schedule: pairs (number of requests, draft_len) for drafting outside the engine.
     """
 

@@ -148,10 +148,7 @@ _AGREE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _num_tokens_problem(config: dict[str, Any], expected: ExpectedEngine) -> Iterator[str]:
-    """Yield a problem if max_num_tokens is too small to verify the drafts of a full batch.
-
-    trtllm-build lowers it for short sequences.
-    """
+    """Yield a problem if max_num_tokens, which trtllm-build may lower, is too small for a full batch with drafts."""
     draft_len, batch = (_get_dotted(config, f"build_config.{key}") for key in ("max_draft_len", "max_batch_size"))
     tokens = _get_dotted(config, "build_config.max_num_tokens")
     if type(tokens) is not int or type(draft_len) is not int or type(batch) is not int:

@@ -58,10 +58,7 @@ class PlacedModel:
 
 @dataclass(frozen=True)
 class EnginePlacement:
-    """The launch configuration of a repository.
-
-    `command` has the placeholders {repository}, {http_port}, {grpc_port} and {metrics_port}.
-    """
+    """The launch configuration; `command` has placeholders {repository}, {http_port}, {grpc_port}, {metrics_port}."""
 
     mode: Literal["leader", "orchestrator"]
     models: tuple[PlacedModel, ...]

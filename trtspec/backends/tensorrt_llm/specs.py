@@ -149,10 +149,7 @@ class EngineSpec:
 
 
 def engine_specs(context: PlanContext) -> list[EngineSpec]:
-    """Return the specs of the target's engine and, if there is a draft model, of the draft's engine.
-
-    Raise ValueError for a target without a family.
-    """
+    """Return the target's spec, then a draft model's if any; raise ValueError for a target without a family."""
     engine, placement, shape = context.recipe.engine, context.recipe.serving.placement, context.draft_shape
     configs = {"target": context.target_config, "draft": context.draft_config}
     formats = {"target": context.target_format, "draft": context.draft_format}

@@ -118,10 +118,7 @@ def _choose(walk: _Walk) -> int:
 
 
 def _reject_recursively(walk: _Walk) -> int:
-    """Accept children by recursive rejection sampling, in which each is tested after its earlier siblings' rejection.
-
-    Return the next token.
-    """
+    """Accept children by recursive rejection sampling, in node order; return the next token."""
     while True:
         row = walk.row(walk.node)
         if row.status:

@@ -130,10 +130,7 @@ class DraftSchema:
 
 @dataclass(frozen=True)
 class DraftFormat:
-    """A draft file format (dialect), registered as `DIALECT` of a module in `formats/`.
-
-    `schemas` are by kind of draft, which is a method's name.
-    """
+    """A draft file format (dialect), a module's `DIALECT` in `formats/`; `schemas` are by kind (a method's name)."""
 
     title: str
     schemas: Mapping[str, DraftSchema]

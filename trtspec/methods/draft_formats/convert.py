@@ -296,10 +296,7 @@ def convert_draft(
     drop: frozenset[str] = frozenset(),
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> ConversionResult:
-    """Convert the draft in `source` to the file format `to` in the new directory `out`.
-
-    Raise TrtspecError like `render_draft`, before anything is written.
-    """
+    """Convert the draft in `source` to the format `to` in a new directory; raise TrtspecError like `render_draft`."""
     return render_draft(source, to, target, drop).write(out, on_progress)
 
 

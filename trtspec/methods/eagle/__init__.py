@@ -53,10 +53,7 @@ def _size(option: str, most: int, what: str) -> Any:
 
 
 class EagleOptions(LossyOptions):
-    """Options of the drafted tree: `choices` for a static tree; `top_k`, `depth` and `nodes` for a dynamic tree.
-
-    Options of the other kind of tree are None.
-    """
+    """Options of the tree: `choices` if it is static; `top_k`, `depth` and `nodes` if dynamic; the others are None."""
 
     dynamic: bool = Field(
         default=False, description="Use a dynamic tree, which follows the head's confidence (EAGLE-2)"

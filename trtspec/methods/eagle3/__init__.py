@@ -94,10 +94,7 @@ class Eagle3HeadConfig:
 
 
 def stored_head(checkpoint: TrtllmCheckpoint, what: str, method: str) -> Eagle3HeadConfig:
-    """Return the head's configuration in a target's checkpoint.
-
-    Raise CheckpointError if it is missing; the message contains `what`, the kind of head, and `method`.
-    """
+    """Return the head in a target's checkpoint; raise CheckpointError, with `what` and `method`, without one."""
     target = checkpoint.config
     section, layer = (stored_section(checkpoint, key, what, method) for key in (NAME, LAYER_CONFIG))
     aux_layers = tuple(section.get("aux_layers", list))
@@ -276,10 +273,7 @@ def read_head_config(source: Source, names: Eagle3Names, target: ModelConfig) ->
 
 
 def _read_twice(key: str, reader: ConfigReader, eagle: ConfigReader) -> bool:
-    """Return a switch that may be at the top level or in eagle_config; raise CheckpointError if they differ.
-
-    Engines do not agree on the priority of the two.
-    """
+    """Return a switch that may be at the top level or in eagle_config; raise CheckpointError if they differ."""
     values = {section.get(key, bool) for section in (reader, eagle) if section.values.get(key) is not None}
     if len(values) > 1:
         raise reader.refuse_value(f"{key} differs between the top level and eagle_config")

@@ -135,10 +135,7 @@ def check_rowwise_attention(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_fp8_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield an error if attention.dense is excluded from FP8 although the KV cache is FP8.
-
-    FP8 context attention writes its output in FP8, with the scale of that layer.
-    """
+    """Yield an error if attention.dense stays in 16 bits although an FP8 KV cache makes its input FP8."""
     models = {"target": context.recipe.target, "draft": context.recipe.speculation.draft}
     for spec in engine_specs(context):
         asked = models[spec.role]

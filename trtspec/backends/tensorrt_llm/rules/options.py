@@ -83,10 +83,7 @@ def check_option_values(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_inflight_batching(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield an error if an option disables the attention plugin, packed input or context FMHA.
-
-    In-flight batching needs all three.
-    """
+    """Yield an error if an option disables a feature that in-flight batching needs, such as packed input."""
     for name in NEEDED:
         if _off(context, name):
             message = f"{name} is required for in-flight batching and cannot be disabled"
