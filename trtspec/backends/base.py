@@ -241,7 +241,7 @@ def in_process_backend() -> tuple[str, Backend]:
 def _auto(method: str, gpu: str | None) -> tuple[str, str]:
     """Return the first built-in backend, by rank, that can be used, and the reason.
 
-    If its reason is empty, the reason is the previous backend's, which explains why that backend cannot be used.
+    If the reason is empty, return instead why the previous backend cannot be used.
     """
     candidates = [(each.auto, name) for name, each in discover(PACKAGE, ATTRIBUTE).items() if each.auto]
     reason = ""

@@ -58,9 +58,9 @@ class DraftHead:
 
     Attributes:
         config: keys added to the target's config.json, such as "architecture".
-        rules: rules for the tensors of the head's source.
+        rules: conversion rules for the tensors of the head's source.
         skips: patterns of tensors in that source that are not converted.
-        borrowed: rules for tensors that are copied from the target's source.
+        borrowed: conversion rules for tensors that are copied from the target's source.
         models: complete model configs that are added to the target's config.json, by key.
         excluded: patterns of modules that are never quantized.
         diagnostics: mismatches between head and target; paths are relative to `speculation.draft`.
@@ -83,7 +83,7 @@ class DraftHead:
 
 @dataclass(frozen=True)
 class HeadTarget:
-    """The target of a draft head: its config, and the rules of its converted checkpoint.
+    """The target of a draft head: its config, and the conversion rules of its checkpoint.
 
     `draft_len` is the maximum number of draft tokens on one path.
     """
