@@ -133,7 +133,7 @@ class EngineSpec:
     def chunks_prompts(self) -> bool:
         """Return whether long prompts are processed in several steps.
 
-        Modes that draft inside the engine do not support it. External drafts are sent with the whole text, which is
+        Modes that draft inside the engine do not support chunks. External drafts are sent with the whole text, which is
         then a prompt. Chunks would cut such drafts at the end of a block, so they are used only if the text exceeds a
         step.
         """
