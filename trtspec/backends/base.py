@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a backend, one engine and everything that depends on it, and the selection of a recipe's backend.
+"""The interface of a backend (an engine with everything that depends on it), and the choice of a recipe's backend.
 
 A subpackage of this package registers by defining `BACKEND`; another distribution registers through an entry point in
 the group `trtspec.backends`. Code outside a backend's subpackage never names it, and backends do not import each other.
@@ -35,12 +35,15 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class ArtifactPlan:
-    """The steps of an artifact, keyed by the directory of their files in it ("" is the artifact's root).
+    """The steps that build an artifact, by the directory of their output in it ("" is the artifact's root).
 
-    `tools` and `gpu` are the builder and device that the manifest records. `notes` are remarks for users, and `facts`
-    their machine-readable form, by key of `plan --json`. `problems` returns the objections of the installed tools; it
-    is slow, and only builds call it. `lacks` maps the directory of a step to the reason why this machine cannot run
-    the step. `devices` are the devices that steps may use.
+    Attributes:
+        tools, gpu: the build tools and the device that the manifest records.
+        notes: remarks for users.
+        facts: remarks in machine-readable form, by key of `plan --json`.
+        problems: returns error messages of the installed tools; slow, so only builds call it.
+        lacks: reasons why this machine cannot run a step, by the step's directory.
+        devices: ids of the GPUs that steps may use.
     """
 
     steps: Mapping[str, Step]
@@ -55,7 +58,7 @@ class ArtifactPlan:
 
 @dataclass(frozen=True)
 class KeyChange:
-    """The result for one key; "open" requires a value from the user before the recipe can be built."""
+    """The outcome for one key of a migrated recipe; "open" means that the user must set a value before a build."""
 
     kind: Kind
     path: str
@@ -64,7 +67,7 @@ class KeyChange:
 
 @dataclass
 class Migration:
-    """The recipe for the other version as plain values, and the change of each key."""
+    """A recipe being migrated to another version: the new recipe as plain values, and a list of changes by key."""
 
     version: str
     document: dict[str, Any]
@@ -78,7 +81,7 @@ class Migration:
         self.changes.append(KeyChange(kind, path, why))
 
     def drop(self, path: str, why: str) -> None:
-        """Remove a key if it is present, and record the change."""
+        """Remove a key, if present, and record the change."""
         *sections, key = path.split(".")
         section: Any = self.document
         for name in sections:
@@ -88,28 +91,29 @@ class Migration:
             self.note("dropped", path, why)
 
     def drop_empty(self, *names: str) -> None:
-        """Remove the sections of `engine` in which nothing is left."""
+        """Remove the named sections of `engine` that are empty."""
         engine = self.document["engine"]
         for name in names:
             if name in engine and not engine[name]:
                 del engine[name]
 
     def keep(self, *sections: str) -> None:
-        """Record that these sections stay as they are, if they are present."""
+        """Record that the named sections are unchanged, if they are present."""
         for section in sections:
             if section in self.document:
                 self.note("kept", section, "unchanged")
 
 
-# Converts the recipe to the backend's version `migration.version` and records the change of each key.
+# Converts the recipe to the version in `migration.version` and records the change of each key.
 Migrate = Callable[[Migration, Recipe], None]
 
 
 @dataclass(frozen=True)
 class AutoSelection:
-    """A backend's part in `engine.backend: auto`: backends are tried by ascending `rank`.
+    """How a backend takes part in `engine.backend: auto`. Backends are tried by ascending `rank`.
 
-    `offer` takes the method's name and `engine.gpu`, and returns whether the backend can serve them here, and why.
+    `offer` is called with the method's name and `engine.gpu`. It returns whether the backend can be used on this
+    machine, and the reason.
     """
 
     rank: int
@@ -118,33 +122,33 @@ class AutoSelection:
 
 @dataclass(frozen=True)
 class Backend:
-    """One engine. Functions that need heavy modules are `deferred`, because `check` loads every backend.
+    """An engine and its functions; those with heavy imports are `deferred`, because `check` loads all backends.
 
-    Fields:
+    Attributes:
         methods: returns the supported speculation methods and the engine's name for each.
-        runs: the methods whose text a test compares on the real engine; all of them if `in_process`.
-        parses: the methods whose arguments the engine's own parser accepts in a test.
         memory: returns the memory plan of each device.
         plan: returns the steps of an artifact.
-        converts: the backend runs a converted checkpoint, which the torch engine can load in this process; otherwise it
+        runs: methods whose output a test compares on the real engine; all methods if `in_process`.
+        parses: methods whose arguments a test passes to the engine's own parser.
+        converts: true if the backend runs a converted checkpoint, which the torch engine can also load; otherwise it
             runs the source checkpoint unchanged.
-        in_process: its engine is the torch engine, so measurements made in this process are valid for it.
-        builds_engines: it runs TensorRT engines; migrations prefer to stay with such a backend.
-        keeps_windows: sliding-window layers are honoured, so texts may be longer than the window.
-        stretches: the kinds of RoPE scaling for which texts may exceed config.json's max_position_embeddings, up to the
-            length that the scaling is made for.
-        knobs: the supported keys of `speculation` among KNOBS of recipe.schema; `check` rejects the others.
-        warms: `serving.warmup` is supported; `check` rejects it otherwise.
+        builds_engines: true if it runs TensorRT engines; migrations prefer to stay with such a backend.
+        in_process: true if the engine is the torch engine, so that measurements made in this process are valid for it.
+        keeps_windows: true if sliding windows are applied, so that texts may be longer than the window.
+        stretches: kinds of RoPE scaling with which texts may exceed config.json's max_position_embeddings, up to the
+            length for which the scaling was made.
+        knobs: supported keys of `speculation` among KNOBS in recipe.schema.
+        warms: true if `serving.warmup` is supported.
         maps_vocabularies: returns whether a version and method support a draft model with another vocabulary.
-        devices, dtypes, defaults: the supported values of `engine.device`, `dtype` and `serving.defaults`.
+        devices, dtypes, defaults: supported values of `engine.device`, `dtype` and `serving.defaults`.
         package: the required Python package, or None if the engine is part of trtspec.
         versions: returns the known values of `engine.version`, the default last.
-        nearest_versions: other versions are planned as the nearest known one of their minor version, with a warning.
-        check: yields the reasons why a recipe cannot be built or served.
-        serving: returns how tritonserver runs the engine.
-        build_arguments: returns the builder's arguments for a method and a draft shape, if the backend builds engines.
-        probes: returns the checks of this machine for `doctor`.
-        migrate: moves a recipe to one of the backend's versions.
+        nearest_versions: true if an unknown version is planned like the nearest known one of its minor version.
+        check: yields reasons why a recipe cannot be built or served.
+        serving: returns the hooks for running the engine in tritonserver.
+        build_arguments: returns the arguments of the engine builder for a method and a draft shape.
+        probes: returns the backend's checks of this machine for `doctor`.
+        migrate: converts a recipe to one of the backend's versions.
     """
 
     summary: str
@@ -175,17 +179,17 @@ class Backend:
     migrate: Migrate | None = None
 
     def positions(self, config: ModelConfig) -> int:
-        """Return the longest text of a model on this backend, in tokens."""
+        """Return the maximum text length of a model on this backend, in tokens."""
         return config.positions(self.stretches, keeps_windows=self.keeps_windows)
 
 
 def methods_of_releases(releases: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return the methods of a backend whose releases have these; `check` rejects one that the chosen release lacks."""
+    """Return the union of the methods of all releases; `check` reports a method that the chosen release lacks."""
     return {"none": ""} | {ours: theirs for methods in releases for ours, theirs in methods.items()}
 
 
 def deferred(target: str) -> Callable[..., Any]:
-    """Return a function that calls the function "module:name", whose module is imported by the first call."""
+    """Return a function that calls "module:name"; the module is imported at the first call."""
     module, _, name = target.partition(":")
 
     def call(*arguments: Any) -> Any:
@@ -199,7 +203,7 @@ def backends() -> dict[str, Backend]:
 
 
 def find_backend(name: str) -> Backend:
-    """Return a backend by name. Raise TrtspecError, with the registered names, if it does not exist."""
+    """Return a backend by name; raise TrtspecError, which lists the registered names, if it does not exist."""
     backend: Backend = find_extension(PACKAGE, ATTRIBUTE, name, "backend")
     return backend
 
@@ -209,7 +213,7 @@ def backends_for_method(method: str) -> list[str]:
 
 
 def unconverted_hint(method: str) -> str:
-    """Return a hint for a model that cannot be converted: the backends that run the method on the source checkpoint."""
+    """Return a hint for a model that cannot be converted: the backends that run the method on its source."""
     known = {name: find_backend(name) for name in backends_for_method(method)}
     taking = [name for name, each in known.items() if not (each.converts or each.builds_engines)]
     if not taking:
@@ -218,24 +222,27 @@ def unconverted_hint(method: str) -> str:
 
 
 def engine_arguments(method: str, shape: DraftShape) -> list[str]:
-    """Return the engine builder's arguments for a method, from the first backend that has any; else an empty list."""
+    """Return the engine builder's arguments for a method, from the first backend that has any, or an empty list."""
     candidates = (each.build_arguments(method, shape) for each in backends().values() if each.build_arguments)
     return next((arguments for arguments in candidates if arguments), [])
 
 
 def choose_backend(engine: Engine, method: str) -> SelectedBackend:
-    """Return the backend for a recipe's `engine`. Raise TrtspecError for an unknown backend or version."""
+    """Return the backend for a recipe's `engine`; raise TrtspecError for an unknown backend or version."""
     name, why = (engine.backend, "the recipe sets it") if engine.backend != AUTO else _auto(method, engine.gpu)
     return SelectedBackend(name, why, choose_version(find_backend(name), engine.version))
 
 
 def in_process_backend() -> tuple[str, Backend]:
-    """Return the name and the backend of the engine that runs in this process."""
+    """Return the name and the backend of the torch engine, which runs in this process."""
     return next((name, backend) for name, backend in backends().items() if backend.in_process)
 
 
 def _auto(method: str, gpu: str | None) -> tuple[str, str]:
-    """Return the first built-in backend that accepts, by rank; if its reason is empty, use the last rejection's."""
+    """Return the first built-in backend, by rank, that can be used, and the reason.
+
+    If the reason is empty, return instead why the previous backend cannot be used.
+    """
     candidates = [(each.auto, name) for name, each in discover(PACKAGE, ATTRIBUTE).items() if each.auto]
     reason = ""
     for auto, name in sorted(candidates, key=lambda pair: pair[0].rank):
@@ -247,17 +254,18 @@ def _auto(method: str, gpu: str | None) -> tuple[str, str]:
 
 
 def stand_in_version(backend: Backend, version: str) -> str | None:
-    """Return the known version as which an unknown one is planned; None for a known or an unsupported version."""
+    """Return the known version that is nearest to an unknown one, or None for a known or unsupported version."""
     versions = backend.versions()
     unknown = backend.nearest_versions and version not in versions
     return nearest_version(version, versions) if unknown else None
 
 
 def choose_version(backend: Backend, wanted: str | None) -> str:
-    """Return the backend's version for a recipe's `engine.version`. Raise TrtspecError for an unsupported version.
+    """Return the backend's version for a recipe's `engine.version`; raise TrtspecError for an unsupported version.
 
-    The default is the installed version, else the newest supported one. A version without a patch number, such as 1.2,
-    selects its newest patch release. A version with `stand_in_version` is returned unchanged.
+    Without `engine.version`, the installed version is used, or else the newest known one. A version without a patch
+    number, such as 1.2, selects its newest patch release. A version that has a `stand_in_version` is returned
+    unchanged.
     """
     versions = backend.versions()
     if wanted is None:

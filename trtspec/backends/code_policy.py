@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restrict the code of an artifact to files that this trtspec emits or built, and digests that the user allows.
+"""Policy for code in artifacts: only files that this trtspec emits or built, and files whose digests the user allows.
 
-A manifest proves the integrity of files, not their author. Files that tritonserver or the torch engine would execute
+A manifest proves the integrity of files, not their origin. Files that tritonserver or the torch engine would execute
 must therefore be identical to files of this installation:
 
     model_repository/MODEL/config.pbtxt        only backends and parameters of trtspec's own models
-    model_repository/MODEL/1/*.json, *.yaml    arguments of an engine, none of which loads more code
+    model_repository/MODEL/1/*.json, *.yaml    engine arguments, except those that load more code
     model_repository/MODEL/warmup/*.int32      numbers that tritonserver sends to the model as a request
-    model_repository/**, all else              a file of the hand-written models, byte for byte
+    model_repository/**, all else              identical to a file of trtspec's models
     plugins/*                                  a library that trtspec compiled on this machine
 """
 
@@ -51,7 +51,7 @@ def check_code(root: Path, manifest: Manifest) -> None:
 
 
 def disallowed_code(root: Path, manifest: Manifest) -> list[str]:
-    """Return the files that may not run, one line each, with their digests."""
+    """Return one line for each file that must not be executed, with the reason and its SHA-256 digest."""
     allowed = allowed_digests()
     found = [*_models(root / REPOSITORY, manifest.backend.name), *_libraries(root / PLUGINS)]
     denied = [(path, why, digest) for path, why in found if (digest := file_sha256(path)) not in allowed]
@@ -59,7 +59,7 @@ def disallowed_code(root: Path, manifest: Manifest) -> list[str]:
 
 
 def allowed_digests() -> frozenset[str]:
-    """Return the digests that the user allows. Raise TrtspecError for an invalid digest."""
+    """Return the SHA-256 digests in TRTSPEC_ALLOW_CODE; raise TrtspecError for an invalid digest."""
     digests = [word for word in re.split(r"[\s,]+", os.environ.get(ALLOW, "").lower()) if word]
     if odd := next((word for word in digests if not re.fullmatch("[0-9a-f]{64}", word)), None):
         raise TrtspecError(f"{odd!r} is not a SHA-256 digest", where=ALLOW, hint="64 hex digits, as sha256sum prints")
@@ -100,7 +100,10 @@ def _files(root: Path) -> list[Path]:
 
 
 def _why_not_config(path: Path, ours: list[Any]) -> str:
-    """Return why a model's configuration differs from every hand-written one; "" if it is allowed."""
+    """Return the reason why a model configuration is not allowed; "" if it is.
+
+    An allowed configuration matches an element of `ours`, the configurations of trtspec's models.
+    """
     from trtspec.serving.triton.config import load_config
 
     try:
@@ -128,7 +131,7 @@ def _runs(config: Any) -> tuple[str, str, str]:
 
 
 def _leads_out(value: str, model: str, ours: set[str]) -> bool:
-    """Return whether a value is a path outside the artifact that is not in `ours`."""
+    """Return whether a parameter value is a path outside the artifact, other than the values in `ours`."""
     if any(each.startswith("/") for each in ours):
         return value not in ours
     normal = posixpath.normpath(posixpath.join(REPOSITORY, model, value))
@@ -136,7 +139,7 @@ def _leads_out(value: str, model: str, ours: set[str]) -> bool:
 
 
 def _why_not_document(path: Path) -> str:
-    """Return the engine argument that could load foreign code, as a reason, or ""."""
+    """Return the reason why a document of engine arguments is not allowed; "" if none of them can load other code."""
     import yaml  # also parses the values of JSON
 
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input of `check` and the planner: a recipe with everything derived from it and its checkpoints."""
+"""The input of `check` and of planning: a recipe with its checkpoints and all values derived from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Role = Literal["target", "draft"]
 
 @dataclass(frozen=True)
 class SelectedBackend:
-    """The backend of a recipe, the reason, and its version ("" if the engine is part of trtspec)."""
+    """The backend chosen for a recipe, the reason, and its version ("" if the engine is part of trtspec)."""
 
     name: str
     why: str
@@ -32,12 +32,13 @@ class SelectedBackend:
 
 @dataclass(frozen=True)
 class PlanContext:
-    """A recipe with its checkpoints, method and options; each is loaded and computed only once.
+    """A recipe with its checkpoints, method and options, each loaded or computed once.
 
-    `recipe` is the user's, with max_seq_len limited to the target's positions; `resolved` has every default filled in.
-    `sources` are the checkpoints by role ("target", "draft"). `target` is None for an architecture without a family,
-    which only backends without conversion support. Either a `draft` model or a `head` stored with the target drafts, or
-    neither. `translates` is set if the backend maps the tokens of a draft model with another vocabulary.
+    `recipe` is the user's recipe, with max_seq_len limited to the target's positions. `resolved` has all defaults
+    filled in. `sources` are the checkpoints by role ("target", "draft"). `target` is None for an architecture without a
+    family, which only backends without conversion support. `draft` is a separate draft model, `head` a draft head that
+    is stored with the target; at most one of them is set. `translates` is true if the backend maps the tokens of a
+    draft model with another vocabulary.
     """
 
     recipe: Recipe
@@ -61,7 +62,7 @@ class PlanContext:
 
     @property
     def gpu(self) -> Gpu | None:
-        """Return the recipe's GPU, None if it is missing or unknown."""
+        """Return the recipe's GPU, or None if it is missing or unknown."""
         return GPUS.get((self.recipe.engine.gpu or "").lower())
 
     @property
@@ -78,7 +79,7 @@ class PlanContext:
 
     @cached_property
     def target_format(self) -> QuantFormat:
-        """Return the format in which a conversion stores the target."""
+        """Return the quantization format in which a conversion stores the target."""
         return self.target.format(requested_scheme(self.recipe.target)) if self.target else QuantFormat()
 
     @cached_property
@@ -88,7 +89,7 @@ class PlanContext:
 
     @cached_property
     def resolved(self) -> ResolvedRecipe:
-        """Return the recipe with every default filled in."""
+        """Return the recipe with all defaults filled in."""
         return resolve_recipe(
             self.recipe,
             target_dtype=_dtype(self.target),
@@ -105,23 +106,23 @@ class PlanContext:
 
 
 def recipe_models(context: PlanContext) -> Iterator[tuple[Role, str, ModelSource]]:
-    """Yield (role, recipe path, model of the recipe) of each model that the recipe names."""
+    """Yield (role, path in the recipe, model) for each model in the recipe."""
     yield "target", "target", context.recipe.target
     if context.recipe.speculation.draft:
         yield "draft", "speculation.draft", context.recipe.speculation.draft
 
 
 def hub_revision(asked: ModelSource, path: str) -> str:
-    """Return the commit of a hub id; "" for a directory."""
+    """Return the commit of a model on the hub; "" for a local directory."""
     return "" if is_directory(path) else asked.revision or ""
 
 
 def online_format(context: PlanContext, role: str, asked: ModelSource) -> str:
-    """Return the format to which an engine quantizes a source on load; "" for none, or if it is quantized already."""
+    """Return the weight format to which an engine quantizes a source on load; "" for none or a quantized source."""
     wanted = asked.quantization.weights
     return "" if wanted == "none" or source_format(context.sources[role]).weights != "none" else wanted
 
 
 def _dtype(model: SourceModel | None) -> str:
-    """Return the compute dtype of a model; without a family the engine decides."""
+    """Return the compute dtype of a model; "source" for a model without a family, for which the engine decides."""
     return model.config.dtype if model else "source"

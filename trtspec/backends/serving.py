@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a backend's artifact is served: the requirements on tritonserver, the staged files and the processes.
+"""How a backend's artifact is served: requirements on tritonserver, the staged repository and the server processes.
 
-For operators without Triton, the arguments in an artifact's repository become the engine's own command line.
+For operators that do not use Triton, the arguments in an artifact's repository are converted to a command line of the
+engine's own server.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ PATHS = ("gpt_model_path", "tokenizer_dir")  # parameters of models
 
 @dataclass(frozen=True)
 class Launch:
-    """The number of server processes for a repository, and their additional environment and options.
+    """The server processes for a repository: their number, and additional environment variables and options.
 
-    Rank 0 receives the requests; the other ranks load only the models of `engines`.
+    Rank 0 receives the requests. The other ranks load only the models in `engines`.
     """
 
     world_size: int = 1
@@ -44,8 +45,8 @@ class Launch:
     def command(
         self, server: TritonServer, repository: Path, ports: ServerPorts, shm_prefix: str, drain_s: int = EXIT_TIMEOUT_S
     ) -> list[str]:
-        """Return the argv. Raise DeployError if several processes are needed and mpirun is missing."""
-        # load all models, since a Python model's calls are not declared; list the names, so that errors name the model
+        """Return the command line of all processes; raise DeployError if several are needed and mpirun is missing."""
+        # load all models, because a Python model's calls are not declared; explicit names appear in error messages
         first, *more = sorted(path.parent.name for path in repository.glob(f"*/{CONFIG}")) or ["*"]
         command = server_command(server, repository, ports, model=first, shm_prefix=shm_prefix, drain_s=drain_s)
         own = [*command, *(f"--load-model={name}" for name in more), *self.options]
@@ -65,10 +66,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class FallbackBackend:
-    """A substitute for a missing Triton backend: the folder to install, and a change of the staged repository.
-
-    `adapt` modifies the repository before it is served.
-    """
+    """A substitute for a missing Triton backend: `folder` is installed, and `adapt` modifies the staged repository."""
 
     folder: Path
     adapt: Callable[[Path], None]
@@ -76,12 +74,14 @@ class FallbackBackend:
 
 @dataclass(frozen=True)
 class StandaloneServer:
-    """The command line of the engine's own server for an artifact's checkpoints, used by operators without Triton.
+    """The command line of the engine's own server for an artifact's checkpoints, for operators that do not use Triton.
 
-    `framework` is the operators' name of the engine. `serve` is the argv of the engine's OpenAI-compatible server, to
-    which --port and the name are added. `arguments` are only the options, including the model's path. `files` are
-    configuration files by name, which the server reads at /config. `name_option` is the server's option for the name in
-    its OpenAI API, "" if it has none.
+    Attributes:
+        framework: the operators' name of the engine.
+        serve: the command line of the OpenAI-compatible server, to which --port and the model's name are added.
+        arguments: only the options, including the model's path.
+        files: contents of configuration files by name; the server reads them in /config.
+        name_option: the option for the model's name in the OpenAI API, or "".
     """
 
     framework: str
@@ -93,9 +93,9 @@ class StandaloneServer:
 
 @dataclass(frozen=True)
 class MultiNode:
-    """Commands of an engine that spans machines: for the first machine before it serves, and for the others.
+    """Shell commands of an engine on several machines: `leader` runs on the first one before it serves.
 
-    The environment variable LWS_LEADER_ADDRESS holds the address of the first machine.
+    `worker` runs on the others. The environment variable LWS_LEADER_ADDRESS contains the first machine's address.
     """
 
     leader: str
@@ -104,21 +104,23 @@ class MultiNode:
 
 @dataclass(frozen=True)
 class ServingHooks:
-    """The backend's part in `deploy`.
+    """The functions and facts of a backend that `deploy` needs.
 
-    `triton_backend` is the backend that tritonserver needs in addition to its Python backend. `stand_in` returns the
-    substitute if it is missing, or None; it raises DeployError if the substitute's requirements are missing.
-    `check_machine` raises DeployError if this machine differs from the one the artifact was built for, or lacks the
-    engine. `stage` writes the served repository to a path, for a server that sees the artifact at another path.
-    `launch` reads the processes from the repository. `models` are the backend's own hand-written models, whose code an
-    artifact may contain.
-
-    For containers: `images` are the public images, by tag, with a version of the engine, newest first; empty if any
-    tritonserver image is suitable. `requirements` are the packages that pip installs for a version in addition to
-    trtspec and its `extra`, and `system_packages` those of Ubuntu that they need. `kv_usage` is the metric of the used
-    part of the KV cache (0 to 1), "" if not exported.
-    `alone` returns the standalone server for a repository, the artifact's path and a version; `nodes` are the commands
-    for several machines, None if unsupported.
+    Attributes:
+        triton_backend: the Triton backend that is needed in addition to the Python backend.
+        stand_in: returns a substitute for a missing Triton backend, or None; raises DeployError if its requirements are
+            missing.
+        check_machine: raises DeployError if the artifact was built for another machine or the engine is missing.
+        stage: writes the served repository to a directory, for a server that accesses the artifact at another path.
+        launch: returns the server processes for an artifact.
+        models: the directory of the backend's own models, whose code an artifact may contain.
+        images: returns the public container images with a version of the engine, newest first; empty if any
+            tritonserver image is suitable.
+        requirements: returns the pip requirements for a version, in addition to trtspec and its `extra`.
+        system_packages: returns the Ubuntu packages for a version.
+        kv_usage: the metric for the used share of the KV cache (0 to 1); "" if it is not exported.
+        alone: returns the standalone server for a repository, the artifact's path and a version, or None.
+        nodes: the commands for several machines, or None if unsupported.
     """
 
     triton_backend: str = ""
@@ -137,13 +139,13 @@ class ServingHooks:
 
 
 def require_package(package: str, hint: str) -> None:
-    """Raise DeployError if a Python package is missing in this interpreter, which runs the served model."""
+    """Raise DeployError if a Python package is missing in this interpreter, which also runs the served model."""
     if not find_spec(package):
         raise DeployError(f"the Python package {package} is not installed here", where=sys.executable, hint=hint)
 
 
 def with_absolute_paths(value: Any, model: str, artifact: str) -> Any:
-    """Return a value with its paths, relative to a model of the repository, made absolute for an artifact's path."""
+    """Return a JSON value in which paths relative to a model's directory are absolute for an artifact's path."""
     if isinstance(value, Mapping):
         return {key: with_absolute_paths(each, model, artifact) for key, each in value.items()}
     if isinstance(value, list):
@@ -154,9 +156,9 @@ def with_absolute_paths(value: Any, model: str, artifact: str) -> Any:
 
 
 def relocate(repository: Path, out: Path, artifact: str) -> None:
-    """Write a copy of an artifact's repository to `out` with absolute paths in the models' configurations.
+    """Copy an artifact's repository to `out`, with absolute paths in the models' configurations.
 
-    `artifact` is the artifact's path for the server, which may differ in a container.
+    `artifact` is the artifact's path on the server, which can differ inside a container.
     """
     from trtspec.serving.triton.config import load_config, set_parameter  # planning needs no protobuf
 
@@ -170,7 +172,7 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
 
 
 def load_absolute(repository: Path, path: Path, artifact: str) -> dict[str, Any]:
-    """Return the document of a model in a repository with its paths made absolute for an artifact's path."""
+    """Return a model's JSON or YAML document, with its paths made absolute for an artifact at the path `artifact`."""
     text = (repository / path).read_text(encoding="utf-8")
     document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     found: dict[str, Any] = with_absolute_paths(document, path.parts[0], artifact)
@@ -178,7 +180,10 @@ def load_absolute(repository: Path, path: Path, artifact: str) -> dict[str, Any]
 
 
 def command_options(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a document as options: --max-model-len=4096, --flag for true, JSON for objects and lists."""
+    """Return a document as command-line options, such as --max-model-len=4096.
+
+    True becomes a flag, false and null are omitted, and objects and lists become JSON.
+    """
     found = []
     for key, value in document.items():
         name = f"--{key.replace('_', '-')}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of the families: Llama-style config.json, and the rules of a layer with the usual tensor names.
+"""The parts that families share: reading a Llama-style config.json, and the rules of layers with common tensor names.
 
-A family specifies only its differences. This module does not depend on the families.
+A family defines only its differences. This module does not import the families.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def read_decoder(
     base: float = 10000.0,
     **differences: Any,
 ) -> ModelConfig:
-    """Map a Llama-style config.json; `differences` are fields of ModelConfig that the family sets itself.
+    """Return the config of a model from a Llama-style config.json; raise CheckpointError for unsupported values.
 
-    `activation` is (key, supported value) of the MLP's activation, `base` the default of the rotary base. A family with
-    other rotary positions passes `rotary`. Raises CheckpointError for unsupported values.
+    `dtype` is the recipe's dtype, or "auto" for the one in config.json. `activation` is the key of the MLP's activation
+    and its supported value. `base` is the default rotary base. `differences` are fields of ModelConfig that the family
+    sets itself, such as `rotary` for other rotary positions.
     """
     hidden, heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     kv_heads = reader.positive("num_key_value_heads", heads)
@@ -73,9 +74,11 @@ def read_decoder(
 
 
 def read_max_positions(reader: ConfigReader) -> int:
-    """Return the maximum text length; the old key `max_sequence_length` is used if config.json lacks the other.
+    """Return the maximum text length in tokens.
 
-    transformers ignores the old key. Raises CheckpointError if transformers' default changes the rotary scaling.
+    If config.json lacks max_position_embeddings, the value of the old key max_sequence_length is used, although
+    transformers ignores it. Raise CheckpointError if the rotary scaling depends on the length: transformers would then
+    compute with its own default.
     """
     positions = reader.positive("max_position_embeddings")
     if "max_position_embeddings" not in reader.assumed or reader.values.get(OLD_LENGTH) is None:
@@ -88,7 +91,7 @@ def read_max_positions(reader: ConfigReader) -> int:
 
 
 def sliding_window(reader: ConfigReader) -> int:
-    """Return the attention span in tokens; 0 for unlimited."""
+    """Return the sliding window in tokens; 0 without one."""
     return reader.positive("sliding_window") if reader.values.get("sliding_window") else 0
 
 
@@ -96,7 +99,7 @@ def _dtype(reader: ConfigReader, wanted: str) -> str:
     if wanted != "auto":
         return wanted
     own = reader.get("dtype", str, reader.values.get("torch_dtype") or "float32")
-    # TensorRT-LLM engines compute in 16 bits; for float32, "auto" chooses float16 as TensorRT-LLM's converter does
+    # TensorRT-LLM engines compute in 16 bits; for float32, "auto" is float16 as in TensorRT-LLM's converter
     own = "float16" if own == "float32" else own
     if own not in DTYPES:
         raise reader.refuse(f"dtype {own!r} is not supported", f"set dtype: {' or '.join(DTYPES)} in the recipe")
@@ -104,14 +107,14 @@ def _dtype(reader: ConfigReader, wanted: str) -> str:
 
 
 def decoder_rules(config: ModelConfig) -> list[Rule]:
-    """Return the rules of every tensor of a converted decoder checkpoint, in file order."""
+    """Return the conversion rules of all tensors of a decoder, in the order of the converted checkpoint."""
     feed_forward = experts if config.num_experts else mlp
     layers = [attention(config, layer) + feed_forward(config, layer) for layer in range(config.num_layers)]
     return assemble(config, layers)
 
 
 def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
-    """Return the rules of embedding, layers, final norm and head."""
+    """Return the conversion rules of the embedding, the given rules of the layers, the final norm and the LM head."""
     embedding = (config.vocab_size, config.hidden_size)
     tokens = SourceTensor("model.embed_tokens.weight", embedding)
     head = tokens if config.tied_embeddings else SourceTensor("lm_head.weight", embedding)
@@ -119,13 +122,13 @@ def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
         Rule(EMBEDDING, (tokens,), Stage.FIRST, Split.EMBEDDING),
         *(rule for layer in layers for rule in layer),
         Rule(FINAL_NORM, (SourceTensor("model.norm.weight", (config.hidden_size,)),), Stage.LAST),
-        # TensorRT-LLM itself detects a head that is equal to the embedding, and keeps one of them
+        # TensorRT-LLM detects an LM head equal to the embedding and keeps one copy
         Rule(LM_HEAD, (head,), Stage.LAST, Split.VOCABULARY, LinearLayer(), copy=config.tied_embeddings),
     ]
 
 
 def attention(config: ModelConfig, layer: int) -> list[Rule]:
-    """Return the rules of a layer's norms and attention."""
+    """Return the conversion rules of a layer's norms and attention tensors."""
     hidden, size, prefix = config.hidden_size, config.head_size, f"model.layers.{layer}"
     own = f"{prefix}.self_attn"
     linear = LinearLayer(norm=config.sublayer_norms[0])
@@ -155,14 +158,17 @@ def attention(config: ModelConfig, layer: int) -> list[Rule]:
 
 
 def mlp(config: ModelConfig, layer: int) -> list[Rule]:
-    """Return the rules of a layer's dense MLP: `fc` is the branch that goes through the activation, or both."""
+    """Return the conversion rules of a layer's dense MLP.
+
+    `fc` is the branch with the activation. With "swiglu", `fc` contains both branches and `gate` is omitted.
+    """
     hidden, inter, linear = config.hidden_size, config.intermediate_size, _mlp_layer(config)
     modules: dict[str, tuple[tuple[str, ...], tuple[int, int], Split, LinearLayer]] = {
         "fc": (("gate_proj",), (inter, hidden), Split.ROWS, replace(linear, fused="mlp.gate.weight")),
         "gate": (("up_proj",), (inter, hidden), Split.ROWS, replace(linear, fused="mlp.fc.weight")),
         "proj": (("down_proj",), (hidden, inter), Split.COLUMNS, linear),
     }
-    if config.hidden_act == "swiglu":  # the linear branch is above the activated one
+    if config.hidden_act == "swiglu":  # the linear branch precedes the activated one
         modules["fc"] = (("up_proj", "gate_proj"), (inter, hidden), Split.ROWS, linear)
         del modules["gate"]
     found = []
@@ -181,7 +187,10 @@ def _mlp_layer(config: ModelConfig) -> LinearLayer:
 
 
 def experts(config: ModelConfig, layer: int) -> list[Rule]:
-    """Return the rules of a layer's router and stacked experts: `fc` is w3 (linear) above w1 (activated), `proj` w2."""
+    """Return the conversion rules of a layer's router and experts, which are stacked.
+
+    The rows of `fc` are w3 (linear), then w1 (activated); `proj` is w2.
+    """
     hidden, inter, count = config.hidden_size, config.intermediate_size, config.num_experts
     source, linear = f"model.layers.{layer}.block_sparse_moe", _mlp_layer(config)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 2: norms of 1 + w, also for the outputs of attention and MLP; windows in every other layer; capped scores."""
+"""Gemma 2: norms of 1 + w, also after attention and MLP; sliding windows in every other layer; soft-capped scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 
 
 def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: Any) -> ModelConfig:
-    """Map the common keys of Gemma 2 and 3; by default, every `pattern`-th layer is without a window."""
+    """Return the config of a Gemma 2 or 3 model; by default, every `pattern`-th layer is without a sliding window."""
     if reader.get("use_bidirectional_attention", bool, False):
         raise reader.unsupported("use_bidirectional_attention is not supported: text is generated from left to right")
     bias = reader.get("attention_bias", bool, False)
@@ -40,7 +40,7 @@ def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: An
         reader,
         dtype,
         activation=("hidden_activation", "gelu_pytorch_tanh"),
-        hidden_act="gelu",  # TensorRT-LLM's name of this activation
+        hidden_act="gelu",  # TensorRT-LLM's name for this activation
         head_size=reader.positive("head_dim", 256),
         attn_bias=bias,
         dense_bias=bias,
@@ -50,14 +50,14 @@ def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: An
         inner_norms=True,
         scaled_embedding=True,
         query_scalar=float(reader.positive("query_pre_attn_scalar", 256)),
-        # TensorRT-LLM finds Gemma 3's layers without a window by this key
+        # TensorRT-LLM locates Gemma 3's layers without a window with this key
         extra=(("_sliding_window_pattern", full[0] + 1 if full else MOST_LAYERS),),
         **differences,
     )
 
 
 def cap(reader: ConfigReader, key: str, default: float = 0.0) -> float:
-    """Return the cap of scores or logits; 0 for null, which means no cap."""
+    """Return the soft cap of attention scores or logits; 0 for null, which means no cap."""
     value = reader.get(key, float, 0.0) if key in reader.values else default
     if not (isfinite(value) and value >= 0):
         raise reader.refuse_value(f"{key} is {value}, expected 0 or more")
@@ -65,7 +65,7 @@ def cap(reader: ConfigReader, key: str, default: float = 0.0) -> float:
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """Return the rules of every tensor; norm weights are increased by 1, which engines do not add."""
+    """Return the conversion rules of all tensors; they add 1 to norm weights, because engines use w, not 1 + w."""
     return [replace(rule, plus=1.0) if rule.target.endswith(NORMS) else rule for rule in decoder_rules(config)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 3 (text): Gemma 2 with norms of queries and keys instead of caps, and separate positions under windows."""
+"""Gemma 3 (text): Gemma 2 with QK norms instead of soft caps, and separate RoPE settings in windowed layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULTS = {
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
-    """Return the model's config, with the rotary positions of layers with and without a window."""
+    """Return the config of a Gemma 3 model, with the rotary positions of layers with and without a sliding window."""
     reader = reader.with_defaults(DEFAULTS)
     rotary, local_base = _rotary(reader)
     return read_gemma(
@@ -44,9 +44,9 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 
 
 def _rotary(reader: ConfigReader) -> tuple[Rotary, float]:
-    """Return the rotary positions of layers without a window, and the base of layers with one.
+    """Return the rotary positions of layers without a window, and the rotary base of layers with one.
 
-    `rope_parameters` has a section per kind of layer; `rope_scaling` and top-level keys complete the section of layers
+    `rope_parameters` has a section per kind of layer. `rope_scaling` and top-level keys complete the section of layers
     without a window (transformers, Gemma3TextConfig.convert_rope_params_to_dict).
     """
     nested = reader.section(PARAMETERS) or ConfigReader({}, reader.where)
@@ -73,7 +73,7 @@ def _rotary(reader: ConfigReader) -> tuple[Rotary, float]:
 
 
 def _completed(reader: ConfigReader, whole: ConfigReader | None) -> dict[str, Any]:
-    """Return a config.json with all rotary keys of layers without a window in one section."""
+    """Return the rotary keys of layers without a window, collected in one `rope_parameters` section."""
     section: dict[str, Any] = {"rope_type": "default"} if reader.values.get(PARAMETERS) is None else {}
     section |= whole.values if whole else {}
     scaling = reader.section(SCALING)

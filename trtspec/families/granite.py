@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Granite 3 and later (dense): Llama with multipliers of embeddings, attention scores, sublayer outputs and logits."""
+"""Granite 3 and later (dense): Llama with multipliers for embeddings, attention scores, sublayer outputs and logits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
         residual_multiplier=_multiplier(reader, "residual_multiplier"),
         logit_multiplier=1 / _multiplier(reader, "logits_scaling"),
     )
-    # transformers multiplies scores by it; TensorRT-LLM's is relative to 1 / sqrt(head_size)
+    # transformers' factor replaces 1 / sqrt(head_size), TensorRT-LLM's is relative to it
     factor = _multiplier(reader, "attention_multiplier") * sqrt(config.head_size)
     return replace(config, attention_multiplier=factor)
 

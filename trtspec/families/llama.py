@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama 2, 3, 3.1 - 3.3: grouped-query attention, SwiGLU, rotary positions, optional biases."""
+"""Llama 2, 3, 3.1 to 3.3: grouped-query attention, SwiGLU, rotary positions, optional biases."""
 
 from __future__ import annotations
 

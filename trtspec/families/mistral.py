@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistral 7B, Nemo, Small: Llama's layers without biases, with a sliding window in the first release."""
+"""Mistral 7B, Nemo and Small: Llama's layers without biases; the first release has a sliding window."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtral 8x7B and 8x22B: Mistral's attention, and an MLP of experts, some of which a router selects for each token."""
+"""Mixtral 8x7B and 8x22B: Mistral's attention, and a mixture of experts with a top-k router as MLP."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OLMo 2: Llama with norms of the outputs of attention and MLP instead of their inputs, and of all queries and keys.
+"""OLMo 2: Llama with norms after attention and MLP instead of before them, and with query and key norms over all heads.
 
-TensorRT-LLM builds no engines of it; the torch engine and the backends without conversion run it.
+TensorRT-LLM builds no engines for this family. The torch engine and backends that load unchanged sources support it.
 """
 
 from __future__ import annotations

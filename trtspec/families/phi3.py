@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phi-3, Phi-3.5 and Phi-4: Llama's layers with fused projections, partially rotated heads, and LongRoPE for long
-texts.
-"""
+"""Phi-3, Phi-3.5 and Phi-4: Llama's layers with fused projections, partially rotated heads, and LongRoPE."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """Return the rules of every tensor: a decoder's, with sources that are rows of fused tensors."""
+    """Return a decoder's conversion rules, with rows of the fused tensors as sources."""
     fused = _fused(config)
     return [
         replace(rule, sources=tuple(fused.get(tensor.name, tensor) for tensor in rule.sources))
@@ -56,7 +54,7 @@ def rules(config: ModelConfig) -> list[Rule]:
 
 
 def _fused(config: ModelConfig) -> dict[str, SourceTensor]:
-    """Return the source rows of each projection, by the projection's usual name."""
+    """Return the rows of the fused tensors that contain each projection, by the projection's usual tensor name."""
     heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
     found = {}
     for layer in range(config.num_layers):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2 and Qwen2.5: Llama's layers with a bias on queries, keys and values, but not on the attention's output."""
+"""Qwen2 and Qwen2.5: Llama's layers with biases on queries, keys and values, but not on the attention output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 
 
 def switched_window(reader: ConfigReader) -> dict[str, Any]:
-    """Return the fields of the layers with a window, the last ones; empty without `use_sliding_window`."""
+    """Return the ModelConfig fields for the sliding window; empty without `use_sliding_window`.
+
+    The first `max_window_layers` layers are without a window, unless config.json lists the kind of each layer.
+    """
     if not reader.get("use_sliding_window", bool, False) or not (window := sliding_window(reader)):
         return {}
     layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)

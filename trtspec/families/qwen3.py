@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3 (dense): queries and keys are normed per head, the head size is explicit, biases are optional."""
+"""Qwen3 (dense): query and key norms per head, an explicit head size, and optional biases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULTS = {
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
-    """Map a Qwen3 config.json; its head size is independent of the hidden size."""
+    """Return the config of a Qwen3 model, whose head size is independent of the hidden size."""
     reader = reader.with_defaults(DEFAULTS)
     bias = reader.get("attention_bias", bool, False)
     return read_decoder(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification kernels: numpy references, torch implementations and the compiled library."""
+"""Verification kernels: a numpy reference, torch implementations and bindings to the compiled library."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface of plugins/include/trtspec/verify.h: its structs in ctypes, and arrays as pointers.
+"""The C interface of plugins/include/trtspec/verify.h: its structs in ctypes, and array arguments.
 
-Numpy arrays and torch tensors are checked here, because C cannot check them.
+Numpy arrays and torch tensors are checked before a call, because C code cannot check them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Array = Any
 
 
 def fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
-    """Return fields of the same C type, in order."""
+    """Return (name, kind) for each name: consecutive ctypes fields of the same type."""
     return tuple((name, kind) for name in names)
 
 
 class RowsStruct(Structure):
-    """`trtspec_rows` of verify.h: an array [batch, rows, entries]; strides count entries."""
+    """The struct `trtspec_rows` of verify.h: an array [batch, rows, entries] with strides in entries."""
 
     _fields_ = (
         ("data", c_void_p),
@@ -38,13 +38,13 @@ class RowsStruct(Structure):
 
 
 class SamplingStruct(Structure):
-    """`trtspec_sampling`."""
+    """The struct `trtspec_sampling` of verify.h."""
 
     _fields_ = fields(c_void_p, "temperature", "top_p", "top_k", "uniforms")
 
 
 class ChainArgs(Structure):
-    """`trtspec_chain_args`."""
+    """The struct `trtspec_chain_args` of verify.h."""
 
     _fields_ = (
         ("struct_size", c_uint32),
@@ -58,7 +58,7 @@ class ChainArgs(Structure):
 
 
 class TreeArgs(Structure):
-    """`trtspec_tree_args`."""
+    """The struct `trtspec_tree_args` of verify.h."""
 
     _fields_ = (
         ("struct_size", c_uint32),
@@ -74,7 +74,7 @@ class TreeArgs(Structure):
 
 
 class CompactArgs(Structure):
-    """`trtspec_compact_args`."""
+    """The struct `trtspec_compact_args` of verify.h."""
 
     _fields_ = (
         ("struct_size", c_uint32),
@@ -92,7 +92,7 @@ class CompactArgs(Structure):
 
 
 class View(NamedTuple):
-    """The memory of an array; strides count elements."""
+    """The address and layout of an array's memory; strides are in elements."""
 
     address: int
     shape: tuple[int, ...]
@@ -102,7 +102,7 @@ class View(NamedTuple):
     device: str
 
     def is_dense(self, axes: int) -> bool:
-        """Return whether the entries of the last `axes` are contiguous and in order."""
+        """Return whether the last `axes` axes are contiguous in row-major order."""
         entries = 1
         for axis in range(len(self.shape) - 1, len(self.shape) - 1 - axes, -1):
             if self.shape[axis] > 1 and self.strides[axis] != entries:
@@ -112,7 +112,10 @@ class View(NamedTuple):
 
 
 class KernelCall:
-    """The arrays of one call, each checked against the first one for device, dtype and shape."""
+    """The arrays of one kernel call; each is checked against the first one's device and against an expected shape.
+
+    The constructor raises TrtspecError unless `first` is a numpy array or a torch tensor with `axes` axes.
+    """
 
     def __init__(self, first: Array, axes: int = 3) -> None:
         self._first = first
@@ -124,7 +127,7 @@ class KernelCall:
         self._device = view.device
 
     def view(self, name: str, array: Array) -> View:
-        """Return an array's memory; raise TrtspecError if it is not on the device of the first array."""
+        """Return an array's memory layout; raise TrtspecError if it is on another device than the first array."""
         view = _make_view(array)
         if view is None:
             raise TrtspecError(f"{name} is a {type(array).__name__}, not a numpy array or a tensor")
@@ -133,7 +136,7 @@ class KernelCall:
         return view
 
     def rows(self, name: str, array: Array, batch: int, rows: int) -> RowsStruct:
-        """Return logits or probabilities [batch, rows, entries]; only the last axis must be dense."""
+        """Return the struct for [batch, rows, entries]; raise TrtspecError for another shape, dtype or layout."""
         view = self.view(name, array)
         if view.dtype not in DTYPES:
             raise TrtspecError(f"{name} is {view.dtype}; supported: {', '.join(DTYPES)}")
@@ -144,7 +147,7 @@ class KernelCall:
         return RowsStruct(view.address, view.strides[0], view.strides[1], DTYPES[view.dtype], view.shape[2])
 
     def pointer(self, name: str, array: Array | None, dtype: str, *shape: int) -> int | None:
-        """Return the address of a dense array with this dtype and shape, or None if `array` is None."""
+        """Return an array's address (None for None); raise TrtspecError unless it is dense, of this dtype and shape."""
         if array is None:
             return None
         view = self.view(name, array)
@@ -157,7 +160,7 @@ class KernelCall:
     def sampling(
         self, temperature: Array | None, top_k: Array | None, top_p: Array | None, uniforms: Array | None
     ) -> SamplingStruct:
-        """Return the sampling arguments; `uniforms` has one number per row of the first array."""
+        """Return the sampling struct; parameters are [batch], and `uniforms` is [batch, rows] like the first array."""
         batch, rows, _ = self.shape
         return SamplingStruct(
             self.pointer("temperature", temperature, "float32", batch),
@@ -167,7 +170,7 @@ class KernelCall:
         )
 
     def empty(self, *shape: int) -> Array:
-        """Return an int32 array of the same library and on the same device as the first array."""
+        """Return an uninitialized int32 array of the first array's library, on the same device."""
         if isinstance(self._first, np.ndarray):
             return np.empty(shape, dtype=np.int32)
         import torch
@@ -175,14 +178,14 @@ class KernelCall:
         return torch.empty(shape, dtype=torch.int32, device=self._first.device)
 
     def empty_bytes(self, count: int) -> Array:
-        """Return uninitialized memory on the first array's GPU."""
+        """Return `count` uninitialized bytes as a tensor on the first tensor's GPU."""
         import torch
 
         return torch.empty(count, dtype=torch.uint8, device=self._first.device)
 
     @contextmanager
     def on_stream(self) -> Iterator[int]:
-        """Make the first tensor's GPU the current device, and yield its current stream."""
+        """Make the first tensor's GPU the current device and yield the handle of its current stream."""
         import torch
 
         with torch.cuda.device(self._first.device):
@@ -207,5 +210,5 @@ def _make_view(array: Array) -> View | None:
 
 @cache
 def _torch_name(thing: Any) -> str:
-    """Return torch's name of a dtype or device; cached because it is the slowest query on a tensor."""
+    """Return the name of a torch dtype or device; cached, because it is the slowest query on a tensor."""
     return str(thing).removeprefix("torch.")

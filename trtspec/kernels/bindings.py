@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bindings to the compiled kernels of plugins/, for numpy arrays or torch tensors.
+"""Bindings to the compiled kernels of plugins/ for numpy arrays and torch tensors.
 
-Arguments and results are described in plugins/README.md; `trtspec.kernels.bit_exact` is the numpy equivalent. All
+Arguments and results are described in plugins/README.md. `trtspec.kernels.bit_exact` is the equivalent in numpy. All
 arrays and results of a call are on one device.
 """
 
@@ -22,14 +22,14 @@ _KERNELS = ("verify_chain", "verify_block", "verify_tree", "compact_kv")
 
 @dataclass(frozen=True)
 class KernelLibrary:
-    """A loaded library. Calls of kernels that it lacks, or on unsupported GPUs, raise TrtspecError."""
+    """A loaded kernel library; calls of missing kernels or on unsupported GPUs raise TrtspecError."""
 
     path: Path
     handle: ctypes.CDLL
 
     @property
     def kernels(self) -> list[str]:
-        """The names of the library's kernels, which are the names of their folders."""
+        """Return the names of the library's kernels, which are the names of their folders in plugins/."""
         return [name for name in _KERNELS if hasattr(self.handle, f"trtspec_{name}_cpu")]
 
     def verify_chain(
@@ -48,10 +48,10 @@ class KernelLibrary:
         threads: int = 0,
         kernel: str = "verify_chain",
     ) -> ChainResult:
-        """Verify a batch of chains with the arguments of `bit_exact.ChainBatch`; the logits may also be bfloat16.
+        """Verify a batch of chains with the arguments of `bit_exact.ChainBatch`; logits may also be bfloat16.
 
-        `threads` is the number of CPU threads, 0 for all. The kernel "verify_block" accepts chains as a whole. Raise
-        TrtspecError for arrays that do not match.
+        `threads` is the number of CPU threads; 0 uses all cores. The kernel "verify_block" accepts or rejects prefixes
+        as a whole. Raise TrtspecError for arrays whose shapes, dtypes or devices do not match.
         """
         call = KernelCall(target)
         batch, rows, vocab = call.shape
@@ -88,7 +88,7 @@ class KernelLibrary:
         alpha: float = 0.3,
         threads: int = 0,
     ) -> TreeResult:
-        """Verify a batch of trees with the arguments of `bit_exact.TreeBatch`, like `verify_chain`."""
+        """Verify a batch of trees like `verify_chain`, with the arguments of `bit_exact.TreeBatch`."""
         call = KernelCall(target)
         batch, nodes, vocab = call.shape
         args = TreeArgs(sizeof(TreeArgs), batch, nodes, mode)
@@ -117,12 +117,13 @@ class KernelLibrary:
         block_table: Array | None = None,
         threads: int = 0,
     ) -> None:
-        """Compact the cache entries of accepted nodes in place.
+        """Move the KV-cache entries of accepted tree nodes to consecutive slots, in place.
 
         Args:
-            cache: [planes, rows or blocks, slots, values] of any dtype, the last axis dense. `planes` are up to three
-                other axes, such as layers, keys and values, heads.
-            path: [batch, nodes] int32, path_len: [batch] int32, as returned by `verify_tree`.
+            cache: [planes, rows or blocks, slots, values] of any dtype, the last axis contiguous. `planes` are up to
+                three axes, such as layers, keys and values, heads.
+            path: [batch, nodes] int32, as returned by `verify_tree`.
+            path_len: [batch] int32, as returned by `verify_tree`.
             start: [batch] int32, the slot of each root, counted through all blocks of the request.
             block_table: [batch, blocks] int32, the number of each block in the cache, or None for caches with one row
                 per request.
@@ -160,12 +161,12 @@ class KernelLibrary:
             with call.on_stream() as stream:
                 workspace = self._workspace(kernel, args, call)
                 code = function(byref(args), c_void_p(stream))
-                del workspace  # safe: it is reused only after the kernel ends, because all work is on one stream
+                del workspace  # safe: all work is on one stream, so the memory is reused only after the kernel
         if code:
             raise TrtspecError(f"{kernel}: {self.message(code)}", where=str(self.path))
 
     def _workspace(self, kernel: str, args: Structure, call: KernelCall) -> Array:
-        """Allocate the workspace that the kernel requires; the caller keeps it until the launch."""
+        """Allocate the kernel's workspace and store its address in `args`; the caller keeps it until the launch."""
         if kernel == "compact_kv":
             return None
         workspace = call.empty_bytes(self._function(f"trtspec_{kernel}_workspace")(byref(args)))
@@ -180,13 +181,13 @@ class KernelLibrary:
         return function
 
     def message(self, code: int) -> str:
-        """Return the error message of a return code."""
+        """Return the error message for a kernel's return code."""
         text: bytes = self.handle.trtspec_error(c_int(code))
         return text.decode()
 
 
 def load_library(path: Path) -> KernelLibrary:
-    """Load a library built by `build.build_library`; raise TrtspecError if that fails."""
+    """Load a library built by `build.build_library`; raise TrtspecError if it cannot be loaded or has another ABI."""
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
@@ -203,5 +204,5 @@ def load_library(path: Path) -> KernelLibrary:
 
 
 def _padded(numbers: Sequence[int], filling: int) -> list[int]:
-    """Return three numbers: `numbers`, preceded by `filling`."""
+    """Return three numbers: `numbers`, preceded by copies of `filling`."""
     return [*[filling] * (3 - len(numbers)), *numbers]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile kernels of plugins/ into a shared library, once per set of sources, compilers, flags and processors.
+"""Compiles kernels of plugins/ into a shared library, once per set of sources, compilers, flags and processors.
 
     cache/plugins/<key>/libtrtspec.so    published atomically, with its description in library.json
-    cache/plugins/<key>.lock             held while it is built
+    cache/plugins/<key>.lock             locked during the build
 
-Only `build_library` compiles; `find_libraries` searches the cache. A toolchain (a C++ compiler, and nvcc if it is
-installed) is identified by its compilers' versions, not by their paths: equal versions build equal libraries.
+Only `build_library` compiles; `find_libraries` searches the cache. A toolchain (a C++ compiler, and nvcc if installed)
+is identified by the compilers' versions, not by their paths, because equal versions build equal libraries.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIBRARY = "libtrtspec.so"
 DESCRIPTION = "library.json"
 SCHEMA = "trtspec.kernels/1"
 MANIFEST = "plugin.yaml"
-HOST_PLUGINS = ("quantize",)  # the plugins that builds use
+HOST_PLUGINS = ("quantize",)  # used by builds, not by engines
 COMMON_SOURCES = ("common/abi.cpp",)
 WITHOUT_CUDA = ("common/no_cuda.cpp",)
 HEADERS = ("common/*.h", "common/*.cuh", "include/**/*.h")
@@ -54,7 +54,7 @@ NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
 PROBE_TIMEOUT_S = 60
 
 # Bit-identical results on every machine require code without contraction and reordering. Loops that clang does not
-# vectorize are only slower. The tests compile with -Werror; users do not, because their compilers may warn of more.
+# vectorize are only slower. Only the tests compile with -Werror, because other compilers may have more warnings.
 CXX_FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-fopenmp",
     "-Wall", "-Wextra", "-Wno-pass-failed", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
@@ -65,7 +65,7 @@ NVCC_FLAGS = (
 )  # fmt: skip
 # The minimum x86 machine: AVX2, FMA and F16C.
 X86_FLAGS = ("-march=x86-64-v3",)
-# For sources with this name, which are used on machines with AVX-512.
+# Flags for sources with this name, which run only on machines with AVX-512.
 AVX512, AVX512_FLAGS = "avx512.cpp", ("-march=x86-64-v4",)
 
 FLAGS = (*CXX_FLAGS, *NVCC_FLAGS, *X86_FLAGS, *AVX512_FLAGS)
@@ -75,7 +75,7 @@ NO_KEY = {"key": False}
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Compilers and their versions; `nvcc_version` is "" for CPU-only libraries."""
+    """A C++ compiler and nvcc, with their versions; `nvcc_version` is "" for CPU-only libraries."""
 
     machine: str
     cxx_version: str
@@ -86,7 +86,7 @@ class Toolchain:
     def compile_command(
         self, source: str, output: str, includes: tuple[str, ...], architectures: tuple[str, ...]
     ) -> tuple[str, ...]:
-        """Return the argv that compiles a source; CUDA sources are compiled for `architectures`."""
+        """Return the command line that compiles a source file; CUDA sources are compiled for all `architectures`."""
         files = (*(f"-I{folder}" for folder in includes), "-c", source, "-o", output)
         if source.endswith(".cu"):
             return (self.nvcc, *NVCC_FLAGS, f"-ccbin={self.cxx}", *code_flags(architectures), *files)
@@ -94,7 +94,7 @@ class Toolchain:
         return (self.cxx, *CXX_FLAGS, *processor, *files)
 
     def link_command(self, objects: tuple[str, ...], output: str) -> tuple[str, ...]:
-        """Return the argv that links objects to a shared library; with nvcc, the CUDA runtime is linked statically."""
+        """Return the command line that links a shared library; nvcc links the CUDA runtime statically."""
         with_nvcc = (self.nvcc, "-shared", "-cudart=static", "-Xcompiler=-fopenmp", f"-ccbin={self.cxx}")
         return (*(with_nvcc if self.nvcc else (self.cxx, "-shared", "-fopenmp")), *objects, "-o", output)
 
@@ -102,7 +102,7 @@ class Toolchain:
         return replace(self, nvcc="", nvcc_version="")
 
     def check_architectures(self, architectures: tuple[str, ...]) -> None:
-        """Raise TrtspecError for architectures unknown to nvcc, or if nvcc is missing."""
+        """Raise TrtspecError if nvcc is missing or does not support one of the GPU architectures."""
         if not architectures:
             return
         if not self.nvcc:
@@ -110,12 +110,12 @@ class Toolchain:
             raise TrtspecError("nvcc, which compiles for GPUs, was not found", hint=hint)
         known = _output(self.nvcc, "--list-gpu-code").split()
         for name in architectures:
-            if re.sub("[af]$", "", name) not in known:  # listed without the letter
+            if re.sub("[af]$", "", name) not in known:  # nvcc lists names without the letter
                 raise TrtspecError(f"nvcc does not support {name!r}; supported: {', '.join(known)}")
 
 
 def probe_toolchain() -> Toolchain:
-    """Return this machine's compilers; raise TrtspecError if a C++ compiler is missing."""
+    """Return this machine's compilers; raise TrtspecError without a C++ compiler."""
     cxx = _find_program(CXX)
     if not cxx:
         hint = "install g++, or build on another machine with the same kind of processor"
@@ -126,12 +126,12 @@ def probe_toolchain() -> Toolchain:
 
 
 def gpu_architecture(sm: int) -> str:
-    """Return nvcc's name of a GPU architecture; `sm` is the compute capability times ten."""
+    """Return nvcc's name for a GPU architecture; `sm` is the compute capability times ten."""
     return "sm_90a" if sm == 90 else f"sm_{sm}"
 
 
 def code_flags(architectures: tuple[str, ...]) -> tuple[str, ...]:
-    """Return nvcc's flags for machine code of each architecture, and PTX for the newest portable one.
+    """Return nvcc's flags for machine code of each architecture, and for PTX of the newest portable one.
 
     Code and PTX for an architecture with a letter, such as sm_90a, run only on that architecture.
     """
@@ -156,7 +156,7 @@ def _output(*command: str) -> str:
 
 
 class PluginSources(BaseModel):
-    """Source files in a plugin's folder."""
+    """The source files in a plugin's folder, by kind."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -166,7 +166,7 @@ class PluginSources(BaseModel):
 
 
 class Plugin(BaseModel):
-    """A folder of plugins/, as described by its plugin.yaml."""
+    """A plugin: a folder of plugins/, described by its plugin.yaml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -176,14 +176,14 @@ class Plugin(BaseModel):
     architectures: list[Annotated[str, Field(pattern="^sm_[0-9]+[af]?$")]]
 
     def paths(self, architectures: tuple[str, ...], machine: str) -> list[str]:
-        """Return the files to compile, relative to plugins/: AVX-512 files on x86, CUDA files for GPU architectures."""
+        """Return the files to compile, relative to plugins/: AVX-512 files only for x86, CUDA files only for GPUs."""
         files = self.sources.host + (self.sources.avx512 if machine == "x86_64" else [])
         return [f"{self.name}/{file}" for file in files + (self.sources.cuda if architectures else [])]
 
 
 @dataclass(frozen=True)
 class LibrarySpec:
-    """A library to build: its plugins, its GPU architectures (empty: CPUs only), and its toolchain."""
+    """The inputs of a library's build; an empty list of GPU `architectures` is for CPUs only."""
 
     plugins: tuple[str, ...]
     architectures: tuple[str, ...]
@@ -192,12 +192,12 @@ class LibrarySpec:
 
     @property
     def key(self) -> str:
-        """The cache key of the library, 64 hex digits."""
+        """Return the library's cache key, 64 hex digits."""
         return compute_digest("trtspec.plugins/1", (self, FLAGS))
 
     @property
     def path(self) -> Path:
-        """The path of the library once it is built."""
+        """Return the library's path in the cache, whether it exists or not."""
         return _libraries() / self.key / LIBRARY
 
     def describe(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class LibrarySpec:
 
 @dataclass(frozen=True)
 class BuiltLibrary:
-    """A library in the cache, as described by its library.json."""
+    """A library in the cache, with the contents of its library.json."""
 
     path: Path
     plugins: list[str]
@@ -223,7 +223,7 @@ class BuiltLibrary:
 
 
 def discover_plugins() -> dict[str, Plugin]:
-    """Return {name: plugin} for the folders with a plugin.yaml."""
+    """Return all plugins by name; raise TrtspecError if a name differs from its folder's."""
     from trtspec.core.paths import load_package_yaml
 
     found = {}
@@ -236,9 +236,9 @@ def discover_plugins() -> dict[str, Plugin]:
 
 
 def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = ()) -> LibrarySpec:
-    """Return the spec of a library of some plugins (none: all) for this machine's compilers.
+    """Return the spec of a library with the named plugins (all if empty) for this machine's compilers.
 
-    Raises TrtspecError for unknown plugins and architectures, and if a compiler is missing.
+    Raise TrtspecError for an unknown plugin or architecture, or if a compiler is missing.
     """
     known = discover_plugins()
     for name in names:
@@ -254,10 +254,10 @@ def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = (
 
 
 def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
-    """Return the library's path; build it if it does not load. Each compiler run takes at most `timeout_s`.
+    """Build a library unless the cache has one that loads; return its path. Safe for concurrent processes.
 
-    Raises StepError with the compiler's first error, and StepTimeout if a compiler, or another process that builds the
-    same library, takes longer.
+    `timeout_s` limits each compiler run. Raise StepError with the compiler's first error, or StepTimeout if a compiler,
+    or another process that builds the same library, takes longer.
     """
     if not loads(spec.path):
         from filelock import Timeout
@@ -274,7 +274,7 @@ def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
 
 
 def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
-    """Return up-to-date libraries with the named plugins, or all plugins; most GPU architectures first."""
+    """Return up-to-date libraries with the named plugins (all if empty), those with most GPU architectures first."""
     wanted, sources = set(names or discover_plugins()), _digest_sources()
     made = (one for one in list_libraries() if one.sources == sources and one.machine == platform.machine())
     fitting = [one for one in made if wanted <= set(one.plugins)]
@@ -282,13 +282,13 @@ def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
 
 
 def list_libraries() -> list[BuiltLibrary]:
-    """Return all libraries in the cache, by key."""
+    """Return all libraries in the cache, sorted by key."""
     read = ((path, load_checksummed(SCHEMA, path)) for path in sorted(_libraries().glob(f"*/{DESCRIPTION}")))
     return [BuiltLibrary(path.with_name(LIBRARY), **made["library"]) for path, made in read if made]
 
 
 def loads(path: Path) -> bool:
-    """Return whether a loadable library exists; a power failure may have damaged it."""
+    """Return whether the library at `path` can be loaded; a power failure may have damaged it."""
     try:
         ctypes.CDLL(str(path))
     except OSError:
@@ -297,7 +297,7 @@ def loads(path: Path) -> bool:
 
 
 def _publish(spec: LibrarySpec, timeout_s: float) -> None:
-    """Compile in a temporary sibling directory, and rename it when it is complete."""
+    """Compile into a temporary sibling directory and rename it to its final path."""
     with tempfile.TemporaryDirectory(dir=_libraries(), prefix="tmp-", ignore_cleanup_errors=True) as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
@@ -312,7 +312,7 @@ def _publish(spec: LibrarySpec, timeout_s: float) -> None:
 
 
 def _compile(spec: LibrarySpec, workdir: Path, library: Path, timeout_s: float) -> None:
-    """Compile all sources and link them; CUDA sources only if the library is for GPUs."""
+    """Compile all sources in parallel and link them."""
     folder, known = plugins_dir(), discover_plugins()
     includes = (str(folder), str(folder / "include"))
     common = COMMON_SOURCES if spec.architectures else COMMON_SOURCES + WITHOUT_CUDA
@@ -342,7 +342,7 @@ def _run(command: tuple[str, ...], timeout_s: float) -> None:
 
 
 def _first_error(command: tuple[str, ...], output: str) -> StepError:
-    """Return a compiler's first error, with the source line it refers to."""
+    """Return a StepError with the compiler's first error message and the source line that it refers to."""
     hint = f"for the full output, run: {shlex.join(command)}"
     found = _ERROR.search(output)
     if found is None:
@@ -361,7 +361,7 @@ def _source_line(found: re.Match[str]) -> str:
 
 
 def _digest_sources() -> str:
-    """Return the digest of the plugins' source files and the compiler flags."""
+    """Return a digest of all plugins' source files and of the compiler flags."""
     folder = plugins_dir()
     headers = (path.relative_to(folder).as_posix() for pattern in HEADERS for path in folder.glob(pattern))
     plugins = discover_plugins().values()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of drafted chains, token by token or as a block, batched in torch on any device.
 
-The rules are those of tests/kernels/reference.py. A row's result depends only on that row, so a request gets the same
-result in any batch.
+The rules equal tests/kernels/reference.py. A row's result depends only on that row, so a request's result does not
+depend on its batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trtspec.kernels.sampling import SamplingParams, pick
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """`path`: the accepted nodes from the root down, without the root (1, 2, ... for a chain); `token` comes next."""
+    """The accepted nodes of one request, from the root's child down (1, 2, ... for a chain), and the next token."""
 
     path: list[int]
     token: int
@@ -33,16 +33,18 @@ def verify_chain(
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
 ) -> list[VerifyResult]:
-    """Return the accepted part of each row's chain and its next token, with one transfer to the host.
+    """Verify chains token by token; return each row's accepted tokens and its next token.
+
+    Results are copied to the host once.
 
     Args:
-        logits: [rows, draft_len + 1, vocab], the target's logits at each drafted position and after the last.
-        tokens: [rows, draft_len], the drafted tokens.
-        lens: the number of valid drafted tokens in each row.
-        params: the sampling parameters. Without `params` and `uniforms` every row is greedy.
-        draft_probs: [rows, draft_len, vocab], the distribution of each drafted token, or None for deterministic
-            tokens, such as the most probable or looked-up ones.
-        uniforms: [rows, draft_len + 1] in [0, 1): one for each drafted token, then one for the next token.
+        logits: [rows, draft_len + 1, vocab], the target's logits at each draft token and after the last.
+        tokens: [rows, draft_len], the draft tokens.
+        lens: the number of valid draft tokens in each row.
+        params: the sampling parameters. Without `params` and `uniforms`, all rows are greedy.
+        draft_probs: [rows, draft_len, vocab], the distribution of each draft token, or None for deterministic tokens,
+            such as the most probable or looked-up ones.
+        uniforms: [rows, draft_len + 1] in [0, 1): one for each draft token, then one for the next token.
     """
     limits = torch.tensor(lens, device=logits.device)
     if params is None or uniforms is None:
@@ -58,7 +60,7 @@ def verify_chain(
 def _sample(
     target_probs: Tensor, tokens: Tensor, limits: Tensor, draft_probs: Tensor | None, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the number of accepted tokens [rows] and the next token [rows]."""
+    """Return the numbers of accepted tokens [rows] and the next tokens [rows]."""
     ids = tokens.unsqueeze(-1)
     target = target_probs[:, :-1].gather(-1, ids).squeeze(-1)
     draft = torch.ones_like(target) if draft_probs is None else draft_probs.gather(-1, ids).squeeze(-1)
@@ -87,13 +89,13 @@ def verify_block(
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
 ) -> list[VerifyResult]:
-    """Return the accepted part of each row's chain and its next token; same arguments as `verify_chain`."""
+    """Verify chains as a whole (block verification), with the arguments and results of `verify_chain`."""
     if params is None or uniforms is None:
         return verify_chain(logits, tokens, lens)
     target_probs = params.probs(logits)
     if draft_probs is None:
         draft_probs = torch.zeros_like(target_probs[:, :-1]).scatter_(-1, tokens.unsqueeze(-1), 1.0)
-    # mask positions after a row's last drafted token
+    # mask positions after a row's last draft token
     limits = torch.tensor(lens, device=logits.device).unsqueeze(1)
     places = torch.arange(tokens.shape[1] + 1, device=logits.device)
     drafted = F.pad(draft_probs, (0, 0, 0, 1)) * (places < limits).unsqueeze(-1)
@@ -110,8 +112,9 @@ def verify_block(
 
 
 def _covered_shares(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """Return the share of each prefix's draft mass that the target covers [rows, draft_len + 1]; 1 for the empty
-    prefix.
+    """Return, per prefix [rows, draft_len + 1], the share of its draft mass that the target covers.
+
+    The share of the empty prefix is 1.
     """
     ids = tokens.unsqueeze(-1)
     target, draft = (probs.gather(-1, ids).squeeze(-1) for probs in (target_probs, draft_probs))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled kernels that builds use on the CPU: the arithmetic of a conversion (plugins/quantize).
+"""Bindings to the compiled CPU kernels for checkpoint conversion (plugins/quantize).
 
-It takes numpy arrays of bit patterns [rows, columns]; its results are bit-identical to `checkpoints.arithmetic`, and
-formats have the names of safetensors.
+Arrays are numpy arrays of bit patterns [rows, columns]. Results are bit-identical to `checkpoints.arithmetic`. Formats
+have the names used in safetensors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Bits = npt.NDArray[Any]
 
 
 def find_host_library() -> KernelLibrary | None:
-    """Return the library of this user's cache, None without one that loads."""
+    """Return the library from the user's cache, or None if it is missing or does not load."""
     try:
         found = next(iter(find_libraries(HOST_PLUGINS)), None)
         return load_library(found) if found and loads(found) else None
@@ -43,7 +43,10 @@ def find_host_library() -> KernelLibrary | None:
 
 
 def compile_host_library() -> KernelLibrary | None:
-    """Compile the library within COMPILE_S for each source, once per user; None without a compiler."""
+    """Compile and load the library, or load it from the cache; return None if that fails.
+
+    Each compiler run is limited to COMPILE_S seconds.
+    """
     try:
         return load_library(build_library(plan_library(HOST_PLUGINS), COMPILE_S))
     except (TrtspecError, OSError) as error:
@@ -52,7 +55,7 @@ def compile_host_library() -> KernelLibrary | None:
 
 
 class Instructions(IntEnum):
-    """`trtspec_instructions`: the instruction set of a call; the results do not depend on it."""
+    """The enum `trtspec_instructions`: the instruction set of a call, which does not affect its results."""
 
     FASTEST = 0
     PORTABLE = 1
@@ -60,13 +63,13 @@ class Instructions(IntEnum):
 
 
 class CensusStruct(Structure):
-    """`trtspec_census`."""
+    """The struct `trtspec_census`."""
 
     _fields_ = (*fields(c_int64, "nans", "infinities"), *fields(c_uint32, "largest", "reserved"))
 
 
 class QuantizeArgs(Structure):
-    """`trtspec_quantize_args`."""
+    """The struct `trtspec_quantize_args`."""
 
     _fields_ = (
         ("struct_size", c_uint32),
@@ -83,31 +86,31 @@ class QuantizeArgs(Structure):
 
 @dataclass(frozen=True)
 class CompiledArithmetic:
-    """The arithmetic of a library, with the fastest instruction set of this machine or a given one.
+    """The conversion kernels of a library, with a given instruction set or the fastest one of this machine.
 
-    Rows may have any stride and address; the values of a row are contiguous.
+    Rows may have any stride and address, but the values within a row must be contiguous.
     """
 
     library: KernelLibrary
     instructions: Instructions = Instructions.FASTEST
 
     def count(self, bits: Bits, dtype: str) -> tuple[int, int, int]:
-        """Return the pattern of the largest finite magnitude and the numbers of NaN and infinite values."""
+        """Return the bit pattern of the largest finite magnitude, and the numbers of NaN and of infinite values."""
         census = CensusStruct()
         self._run(COUNT, bits, dtype, census=pointer(census))
         return census.largest, census.nans, census.infinities
 
     def cast(self, bits: Bits, source: str, target: str) -> Bits:
-        """Return the patterns converted from `source` to `target`; equal formats are returned as is."""
+        """Return bit patterns converted from format `source` to `target`; the input itself if both are equal."""
         return bits if source == target else self._cast(bits, source, target, None)
 
     def quantizer(self, dtype: str, scale: np.float32) -> Callable[[Bits], Bits]:
-        """Return a function that divides patterns of `dtype` by a scale and converts them to F8_E4M3."""
+        """Return a function that divides values of `dtype` by a scale and converts them to F8_E4M3."""
         divisor = c_float(float(scale))
         return lambda bits: self._cast(bits, dtype, "F8_E4M3", divisor)
 
     def quantize_rows(self, bits: Bits, dtype: str) -> tuple[Bits, npt.NDArray[np.float32], tuple[int, int, int]]:
-        """Return F8_E4M3 patterns, the scale of each row [rows, 1], and the `count` of the input."""
+        """Quantize rows to F8_E4M3; return bit patterns, scales [rows, 1], and the input's `count`."""
         census, scales = CensusStruct(), np.empty((len(bits), 1), np.float32)
         encoded = np.empty(bits.shape, np.uint8)
         self._run(QUANTIZE_ROWS, bits, dtype, encoded, scales=scales.ctypes.data, census=pointer(census))
@@ -132,7 +135,7 @@ class CompiledArithmetic:
 
 
 def fastest_instructions(library: KernelLibrary) -> Instructions:
-    """Return a library's fastest instruction set on this machine; raise TrtspecError if none is supported."""
+    """Return the library's fastest instruction set on this machine; raise TrtspecError if none is supported."""
     code = library.handle.trtspec_quantize_instructions()
     if code < 0:
         raise TrtspecError(library.message(code), where=str(library.path))

@@ -16,17 +16,17 @@ _BELOW_ONE = 1.0 - 2.0**-53
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The sampling parameters of a batch: `temperature`, `top_k` and `top_p` are [batch]."""
+    """Sampling parameters [batch]; temperature 0 is greedy, `top_k` 0 and `top_p` 1 keep all tokens."""
 
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
-    truncates: bool  # whether any row uses top_k or top_p, which require a search
-    mixed: bool = True  # whether rows may be greedy, which requires an argmax and a one-hot
+    truncates: bool  # true if any row uses top_k or top_p, which require a search
+    mixed: bool = True  # true if rows may be greedy, which requires an argmax and a one-hot
     truncated: Tensor | None = None  # the rows that use top_k or top_p, or None for all
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Return float32 probabilities for logits [batch, ..., vocab]; a row with temperature 0 becomes one-hot."""
+        """Return float32 probabilities for logits [batch, ..., vocab]; rows of greedy requests are one-hot."""
         shape = (-1,) + (1,) * (logits.dim() - 1)
         probs = torch.softmax(logits.float() / self._divisor.view(shape), -1)
         if self.truncates and self.truncated is None:
@@ -40,11 +40,11 @@ class SamplingParams:
 
     @cached_property
     def greedy(self) -> Tensor:
-        """Whether a row is greedy [batch]."""
+        """Return a mask [batch] of the greedy rows."""
         return self.temperature == 0.0
 
     def _cuts(self, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor]:
-        """Return the maximum number of tokens of the truncated rows, or None, and their share of the mass."""
+        """Return top-k limits, or None, and top-p shares of the truncated rows, in the given shape."""
         top_k, top_p = self._truncations
         return None if top_k is None else top_k.view(shape), top_p.view(shape)
 
@@ -63,10 +63,9 @@ class SamplingParams:
 
 
 def _truncate(probs: Tensor, most: Tensor | None, share: Tensor) -> Tensor:
-    """Keep only the first tokens of each row of probs [..., vocab]: at most `most`, and `share` of their mass.
+    """Keep the most probable tokens of each row of probs [..., vocab]: at most `most`, and `share` of the mass.
 
-    On a CPU, a top-k search precedes the full sort, which takes up to thirty times as long; the results are
-    bit-identical.
+    On a CPU, a top-k search precedes the full sort, which can take thirty times as long. The results are bit-identical.
     """
     if probs.shape[-1] <= FEW or probs.device.type != "cpu":
         return _truncate_sorted(probs, most, share)
@@ -74,7 +73,7 @@ def _truncate(probs: Tensor, most: Tensor | None, share: Tensor) -> Tensor:
     last, total = _last(ranked, most, share)
     least = ranked.gather(-1, last)
     kept = probs.masked_fill(probs < least, 0.0).div_(total)
-    # undecided: more than FEW tokens are kept, or ties of the last one
+    # these rows need a full sort: more than FEW tokens are kept, or others tie with the last kept one
     is_unsure = ranked.gather(-1, last.add(1).clamp_max_(FEW - 1)) == least
     if most is not None:
         is_unsure |= (most > FEW) & (most != _ALL)
@@ -93,7 +92,7 @@ def _truncate_sorted(probs: Tensor, most: Tensor | None, share: Tensor) -> Tenso
 
 
 def _last(ranked: Tensor, most: Tensor | None, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last kept index of the largest probabilities [..., width], and the mass up to it."""
+    """Return the index of the last kept token in sorted probabilities [..., width], and the mass up to it."""
     width, upto = ranked.shape[-1], ranked.cumsum(-1)
     if most is None:
         is_inside = upto < share
@@ -106,12 +105,11 @@ def _last(ranked: Tensor, most: Tensor | None, share: Tensor) -> tuple[Tensor, T
 
 
 def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return tokens [batch] at `uniforms` [batch] of the cumulative weights [batch, vocab]; never a token of weight
-    zero.
+    """Sample a token per row from weights [batch, vocab] with `uniforms` [batch] in [0, 1); return tokens [batch].
 
-    If all weights are zero, return the last token.
+    A token of weight zero is never returned, except for the last token if all weights are zero.
     """
     cumulated = weights.cumsum(-1, dtype=torch.float64)
-    # a value below the total mass is always found at a token with weight
+    # a value below the total mass always falls on a token with a weight above zero
     below = uniforms.double().clamp_max(_BELOW_ONE).unsqueeze(-1) * cumulated[:, -1:]
     return torch.searchsorted(cumulated, below, right=True).squeeze(-1).clamp_max(weights.shape[-1] - 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-test of a compiled library on this machine: random batches are compared with `bit_exact`, id for id.
+"""Self-test of a compiled library on this machine: random batches must give the same ids as `bit_exact`.
 
-Takes a few seconds. The acceptance rules themselves are tested in tests/kernels/exactness.py.
+The test takes a few seconds. The acceptance rules themselves are tested in tests/kernels/exactness.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class SelfTestCheck:
-    """The result of one kernel on one kind of batch; `detail` lists the differences."""
+    """The result of testing one kernel with one kind of batch; `detail` lists the differences."""
 
     name: str
     ok: bool
@@ -38,7 +38,10 @@ class SelfTestCheck:
 
 
 def run_self_test(library: KernelLibrary, device: str = "cpu") -> Iterator[SelfTestCheck]:
-    """Yield a check per kernel of the library and kind of batch; `device` is "cpu" or torch's name of a GPU."""
+    """Yield a check for each kernel of the library and each kind of batch.
+
+    `device` is "cpu" or a GPU's name in torch. Raise TrtspecError if the GPU is not available.
+    """
     to_device = _device_mover(device)
     for dtype, vocab in product(DTYPES, VOCABS):
         batch = f"{np.dtype(dtype)}, vocabulary of {vocab}"
@@ -95,7 +98,7 @@ def _trees(vocab: int, dtype: type, mode: Mode) -> TreeBatch:
 
 
 def _common(rng: np.random.Generator, target: Array, drafted: Array, kind: DraftKind | None) -> Arrays:
-    """Return a draft close to the `drafted` rows, and sampling parameters: greedy and with each truncation."""
+    """Return sampling parameters (greedy, plain, top-k and top-p), and a draft close to the `drafted` rows."""
     arrays: Arrays = {
         "temperature": np.array([0.0, 1.0, 0.7, 1.5], dtype=np.float32),
         "top_k": np.array([0, 0, 40, 0], dtype=np.int32),
@@ -116,13 +119,13 @@ def _logits(rng: np.random.Generator, vocab: int, dtype: type) -> Array:
 
 
 def _tokens(rng: np.random.Generator, logits: Array) -> Array:
-    """Return probable tokens, some of which are accepted."""
+    """Return probable tokens [requests, rows], so that some of them are accepted."""
     noisy = logits + rng.gumbel(size=logits.shape)
     return noisy.argmax(-1).astype(np.int32)
 
 
 def _device_mover(device: str) -> Callable[[Arrays], Arrays]:
-    """Return a function that moves a call's arrays to a device."""
+    """Return a function that copies the arrays of a call to a device; raise TrtspecError without a CUDA device."""
     if device == "cpu":
         return dict
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification as a TensorRT plan with one layer, for use in an ensemble or in other programs.
+"""Verification as a TensorRT plan with one layer, for use in a Triton ensemble or in other programs.
 
-Only `build_plan` needs TensorRT and a GPU; the layer's tensors are known without them. The plugin is in
-plugins/tensorrt, whose README lists the tensors too.
+Only `build_plan` needs TensorRT and a GPU. The tensors of a layer are known without them. The plugin and a list of its
+tensors are in plugins/tensorrt.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32"
 
 @dataclass(frozen=True)
 class PlanTensor:
-    """An input or output: its name, its numpy dtype, and its dimensions without the batch.
+    """An input or output of a plan: its name, its numpy dtype, and its dimensions without the batch.
 
-    Triton requires at least one dimension: for none, write `dims: [1]` with `reshape: {shape: []}`.
+    If there are no dimensions, Triton's config needs `dims: [1]` with `reshape: {shape: []}`.
     """
 
     name: str
@@ -34,11 +34,12 @@ class PlanTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyLayer(ABC):
-    """One verification layer with the sizes of its plan.
+    """A verification layer with the sizes of its plan.
 
-    Rows of logits have `columns`, of which the first `vocab` are ids; a draft's rows have `draft_columns`, by default
-    as many. For a draft with another vocabulary, `draft_column` is the draft's column of each target id, -1 for none.
-    Uniforms are passed as int32 with the bits of the unsigned number. Without `sampled` every request is greedy.
+    Rows of logits have `columns` entries, of which the first `vocab` are ids. Rows of a draft have `draft_columns`
+    entries, or `columns` if that is 0. For a draft with another vocabulary, `draft_column` is the draft's column of
+    each target id, or -1. Uniforms are int32 with the bits of the unsigned number. Unless `sampled` is true, every
+    request is greedy.
     """
 
     plugin: ClassVar[str]
@@ -53,14 +54,14 @@ class VerifyLayer(ABC):
 
     @abstractmethod
     def inputs(self) -> list[PlanTensor]:
-        """Return the inputs of a request; `draft_column` is a constant of the plan instead."""
+        """Return the layer's inputs, without the batch dimension and without `draft_column`, which is a constant."""
 
     @abstractmethod
     def outputs(self) -> list[PlanTensor]:
-        """Return the outputs of a request."""
+        """Return the layer's outputs, without the batch dimension."""
 
     def fields(self) -> dict[str, int | float]:
-        """Return the plugin's creation fields."""
+        """Return the plugin's creation fields by name."""
         return {
             "vocab": self.vocab,
             "draft_kind": int(self.draft or 0),
@@ -69,7 +70,7 @@ class VerifyLayer(ABC):
         }
 
     def _inputs(self, rows: int, drafted: int, **shape: tuple[int, ...]) -> list[PlanTensor]:
-        """Return the inputs for `rows` of logits and `drafted` tokens; `shape` has further integers."""
+        """Return the inputs for `rows` rows of logits and `drafted` tokens; `shape` are further int32 inputs."""
         found = [PlanTensor("target", self.logits, (rows, self.columns)), *_ints(tokens=(drafted,), **shape)]
         if self.draft is not None:
             dtype = self.logits if self.draft == DraftKind.LOGITS else "float32"
@@ -124,7 +125,7 @@ def build_plan(layer: VerifyLayer, library: Path, max_batch_size: int) -> bytes:
     """Return a serialized plan for batches of 1 to `max_batch_size` requests.
 
     `library` is the plugin library for the installed TensorRT's major version. Only the same version of TensorRT can
-    load the plan. Raises TrtspecError if TensorRT is not installed, cannot load the library, or rejects the network.
+    load the plan. Raise TrtspecError if TensorRT is not installed, cannot load the library, or rejects the network.
     """
     import numpy as np
 
@@ -163,7 +164,7 @@ def _import_tensorrt() -> Any:
 
 
 def _make_logger(trt: ModuleType) -> Any:
-    """Return a TensorRT logger that collects errors."""
+    """Return a TensorRT logger that collects error messages."""
 
     class ErrorLogger(trt.ILogger):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
@@ -178,7 +179,7 @@ def _make_logger(trt: ModuleType) -> Any:
 
 
 def _add_layer(trt: Any, network: Any, layer: VerifyLayer, column: Any) -> bool:
-    """Add the plugin and its tensors to the network; return False if TensorRT rejects it, with errors in the log."""
+    """Add the plugin and its tensors to the network; return False if TensorRT rejects them."""
     plugin = create_plugin(trt, layer)
     tensors = {
         tensor.name: network.add_input(tensor.name, getattr(trt.DataType, DATA_TYPES[tensor.dtype]), (-1, *tensor.dims))
@@ -206,7 +207,7 @@ def create_plugin(trt: Any, layer: VerifyLayer) -> Any:
         kind = trt.PluginFieldType.INT32 if isinstance(value, int) else trt.PluginFieldType.FLOAT32
         return trt.PluginField(name, np.array([value], np.int32 if isinstance(value, int) else np.float32), kind)
 
-    # The collection stores only pointers: the list keeps the values alive until the plugin has read them.
+    # The collection stores only pointers, so the list keeps the values alive until the plugin has read them.
     fields = [field(name, value) for name, value in layer.fields().items()]
     collection = trt.PluginFieldCollection(fields)
     creator = trt.get_plugin_registry().get_creator(layer.plugin, PLUGIN_VERSION, "")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of drafted trees: the rules of tests/kernels/reference.py, batched in torch on any device.
+"""Verification of drafted trees, batched in torch on any device; the rules equal tests/kernels/reference.py.
 
-A row's result depends only on that row. The decisions of all nodes are computed in one pass on the device; the walk
+A row's result depends only on that row. The decisions of all nodes are computed on the device in one pass. The walk
 from the root down is plain Python on the host.
 """
 
@@ -33,19 +33,19 @@ def in_node_order(choices: Sequence[Choice]) -> list[Choice]:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The shape of drafted trees: `parents` [rows, nodes], or [1, nodes] if all rows have the same tree.
+    """The shape of drafted trees: `parents` is [rows, nodes], or [1, nodes] if all rows have the same tree.
 
-    Node 0 is the root, which is the text's last token. Parents precede their children; the root and unused nodes have
-    parent -1.
+    Node 0 is the root, which is the text's last token. Parents precede their children. The root and unused nodes have
+    the parent -1.
     """
 
     parents: Ints
 
     @classmethod
     def from_choices(cls, choices: Sequence[Choice]) -> Tree:
-        """Return the one-row tree of choices such as (0,), (1,), (0, 2): the k-th best token of each level.
+        """Return the one-row tree of choices such as (0,), (1,), (0, 2), which are ranks from 0 at each level.
 
-        Raises ValueError for a choice that is empty or repeated, or whose prefix is missing.
+        Raise ValueError for a choice that is empty or repeated, or whose prefix is missing.
         """
         nodes: dict[Choice, int] = {(): 0}
         parents = [-1]
@@ -60,8 +60,9 @@ class Tree:
 
     @cached_property
     def sees(self) -> Bools:
-        """[rows, nodes, nodes]: whether a node attends to another: itself and its ancestors; unused nodes only to
-        themselves.
+        """Return the attention mask [rows, nodes, nodes]: a node attends to itself and its ancestors.
+
+        Unused nodes attend only to themselves.
         """
         rows, nodes = self.parents.shape
         row = np.arange(rows)[:, None]
@@ -77,25 +78,25 @@ class Tree:
 
     @cached_property
     def depths(self) -> Ints:
-        """[rows, nodes]: each node's distance from the root; 0 for an unused node."""
+        """Return each node's distance from the root [rows, nodes]; 0 for an unused node."""
         depths: Ints = self.sees.sum(-1) - 1
         return depths
 
     def within(self, limits: Sequence[int]) -> Tree:
-        """Return the tree with each row cut off at its depth limit."""
+        """Return the tree truncated at each row's depth limit."""
         if self.depths.max() <= min(limits):
             return self
         return Tree(np.where(self.depths <= np.array(limits)[:, None], self.parents, -1))
 
     def count(self, limits: Sequence[int]) -> list[int]:
-        """Return the number of each row's nodes, without the root, within its depth limit."""
+        """Return each row's number of nodes within its depth limit, without the root."""
         within = (self.depths > 0) & (self.depths <= np.array(limits)[:, None])
         counts: list[int] = within.sum(1).tolist()
         return counts
 
     @cached_property
     def children(self) -> list[list[list[int]]]:
-        """The children of each row's nodes, in node order."""
+        """Return the children of each row's nodes, in node order."""
         families = []
         for parents in self.parents.tolist():
             family: list[list[int]] = [[] for _ in parents]
@@ -107,9 +108,9 @@ class Tree:
 
     @cached_property
     def rounds(self) -> list[tuple[Ints, Ints]]:
-        """The nodes [n] that have a first child with these children [rows, n], then the same for second children, etc.
+        """Return (nodes [n], children [rows, n]) for first children, then for second children, and so on.
 
-        Rows in which a node lacks such a child have 0, the root's number.
+        `nodes` are those with such a child in any row. Rows in which a node lacks such a child contain 0.
         """
         rounds = []
         for turn in range(max(len(family) for families in self.children for family in families)):
@@ -122,7 +123,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class TypicalAcceptance:
-    """Typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which changes the output distribution."""
+    """Parameters of typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which is lossy."""
 
     threshold: float = 0.09
     alpha: float = 0.3
@@ -138,20 +139,22 @@ def verify_tree(
     uniforms: Tensor | None = None,
     typical: TypicalAcceptance | None = None,
 ) -> list[VerifyResult]:
-    """Return the accepted path of each row's tree and its next token, with at most two transfers to the host.
+    """Verify trees; return each row's accepted path and its next token.
+
+    Results are copied to the host at most twice.
 
     Args:
         logits: [rows, nodes, vocab], the target's logits after each node.
-        tokens: [rows, nodes], the drafted tokens; the root and unused nodes may have any id.
+        tokens: [rows, nodes], the draft tokens; the root and unused nodes may have any id.
         tree: the shape of the trees.
         limits: the maximum number of accepted tokens of each row.
-        params: the sampling parameters. Without `params` and `uniforms` every row is greedy.
+        params: the sampling parameters. Without `params` and `uniforms`, all rows are greedy.
         draft_probs: [rows, nodes, vocab], the distribution of each node's children, which were sampled in node order
             without replacement; a row of zeros, or None, for deterministic children.
         uniforms: [rows, nodes] in [0, 1). With `draft_probs`, a node's uniform decides whether it is accepted, and the
-            root's samples the next token; without, a node's uniform samples the token after it.
-        typical: accept by this lossy rule, however the children were drafted; the root's uniform samples the next
-            token. Greedy rows stay exact.
+            root's samples the next token. Without `draft_probs`, a node's uniform samples the token after it.
+        typical: if given, use this lossy rule, regardless of `draft_probs`; the root's uniform samples the next token.
+            Greedy rows stay exact.
     """
     tree = tree.within(limits)
     if params is None or uniforms is None:
@@ -169,7 +172,7 @@ def verify_tree(
 
 
 def _agree(tree: Tree, sampled: Tensor, tokens: Tensor) -> list[VerifyResult]:
-    """Accept children as long as one has the token `sampled` [rows, nodes] after its parent."""
+    """Verify trees by exact matching: follow the children with the token `sampled` [rows, nodes] at their parent."""
     following, drafted = torch.stack([sampled, tokens]).tolist()
     rows = zip(following, drafted, _per_row(tree.parents.tolist(), len(tokens)), strict=True)
     fits = [[own[parent] == token for token, parent in zip(row, parents, strict=True)] for own, row, parents in rows]
@@ -178,7 +181,7 @@ def _agree(tree: Tree, sampled: Tensor, tokens: Tensor) -> list[VerifyResult]:
 
 
 def _walk(tree: Tree, fits: list[list[bool]]) -> list[list[int]]:
-    """Return the path from each root through the first fitting child of each node."""
+    """Return the path from each row's root through the first fitting child of each node."""
     paths = []
     for fit, family in zip(fits, _per_row(tree.children, len(fits)), strict=True):
         path: list[int] = []
@@ -189,19 +192,19 @@ def _walk(tree: Tree, fits: list[list[bool]]) -> list[list[int]]:
 
 
 def _end(path: list[int]) -> int:
-    """Return the last node of a path; the root if it is empty."""
+    """Return the last node of a path; the root if the path is empty."""
     return path[-1] if path else 0
 
 
 def _draw_after(paths: list[list[int]], probs: Tensor, uniforms: Tensor) -> list[VerifyResult]:
-    """Sample the token after each path from its last node's probs [rows, nodes, vocab] with uniforms [rows]."""
+    """Sample the token after each path from the probs [rows, nodes, vocab] at its last node, with uniforms [rows]."""
     ends = torch.tensor([_end(path) for path in paths], device=probs.device)
     tokens = pick(probs[torch.arange(len(paths), device=probs.device), ends], uniforms).tolist()
     return [VerifyResult(path, token) for path, token in zip(paths, tokens, strict=True)]
 
 
 def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: TypicalAcceptance) -> Tensor:
-    """Return for each node [rows, nodes] whether its token is probable enough after its parent; roots are undefined.
+    """Return a mask [rows, nodes] of the nodes whose token is probable enough after its parent; undefined for roots.
 
     A one-hot row has entropy 0, so only its most probable token can be accepted.
     """
@@ -213,7 +216,7 @@ def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: Typic
 
 
 def _longest(tree: Tree, fits: Tensor) -> list[list[int]]:
-    """Return each row's longest path of nodes that fit [rows, nodes], the first in node order among equals."""
+    """Return each row's longest path of nodes in the mask `fits` [rows, nodes]; ties go to the first in node order."""
     longest = []
     for fit, parents in zip(fits.tolist(), _per_row(tree.parents.tolist(), len(fits)), strict=True):
         paths: dict[int, list[int]] = {0: []}
@@ -229,9 +232,9 @@ def _reject_recursively(
 ) -> tuple[Tensor, Tensor]:
     """Test every node as if its parent were accepted: all first children, then all second ones, and so on.
 
-    A child is tested as if its earlier siblings were rejected; if one of them is accepted, the walk ignores it. Returns
-    the target's residual after each node if all of its children are rejected [rows, nodes, vocab], and which nodes are
-    accepted, bool [rows, nodes].
+    A child is tested as if its earlier siblings were rejected. If one of them is accepted, the walk ignores the child's
+    result. Return the target's residual after each node if all of its children are rejected [rows, nodes, vocab], and a
+    mask of the accepted nodes [rows, nodes].
     """
     left, drafts = target_probs.to(draft_probs.dtype, copy=True), draft_probs.clone()
     accepted = torch.zeros_like(tokens, dtype=torch.bool)
@@ -249,8 +252,9 @@ def _reject_recursively(
 
 
 def _proposal(draft: Tensor, token: Tensor) -> Tensor:
-    """Return the distribution of token [rows, n, 1]: the remaining weights [rows, n, vocab], or one-hot if there are
-    none.
+    """Return the distributions [rows, n, vocab] from which the tokens [rows, n, 1] were drafted.
+
+    These are the normalized remaining weights of `draft`, or one-hot if all weights are zero.
     """
     mass = draft.sum(-1, keepdim=True)
     empty = mass == 0.0
@@ -266,5 +270,5 @@ def _rest(target: Tensor, proposal: Tensor, tested: Tensor) -> Tensor:
 
 
 def _per_row(items: list[T], rows: int) -> list[T]:
-    """Return one item per row; a single item is shared by all rows."""
+    """Return one item per row; a single item is repeated for all rows."""
     return items * rows if len(items) == 1 else items

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verifiers of an engine: torch, or a compiled library if one was built.
+"""Draft verifiers of an engine: torch, or a compiled library if one was built.
 
-Both return the same results, except if a uniform is within float32 rounding error of a decision boundary. The choice is
-made once, when an engine is loaded; nothing is compiled here.
+Both return the same results, except if a uniform is within float32 rounding error of a decision boundary. The verifier
+is chosen once, when an engine is loaded. This module compiles nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KERNELS = ("verify_chain", "verify_tree")
 
 
 class DraftVerifier:
-    """Verification of chains token by token, of chains as a whole, and of trees; here with torch's own operations."""
+    """Verification of chains, blocks and trees; this base class uses torch operations."""
 
     chain = staticmethod(verify_chain)
     block = staticmethod(verify_block)
@@ -43,7 +43,8 @@ class DraftVerifier:
 class CompiledVerifier(DraftVerifier):
     """Verification by a compiled library, for logits of float32, float16 and bfloat16.
 
-    Raises TrtspecError for target logits that are NaN or infinite, because no token can be sampled from them.
+    Its methods raise TrtspecError for target logits that are NaN or infinite, because no token can be sampled from
+    them.
     """
 
     library: KernelLibrary
@@ -58,7 +59,7 @@ class CompiledVerifier(DraftVerifier):
         uniforms: Tensor | None = None,
         kernel: str = "verify_chain",
     ) -> list[VerifyResult]:
-        """Verify chains with one call and one transfer to the host."""
+        """Verify chains with one library call and one copy to the host; arguments as in `chain.verify_chain`."""
         found = self.library.verify_chain(
             target=logits,
             tokens=tokens.to(torch.int32),
@@ -74,7 +75,7 @@ class CompiledVerifier(DraftVerifier):
         return [VerifyResult(list(range(1, count + 1)), token) for _, count, token in rows]
 
     def block(self, *arguments: Any, **named: Any) -> list[VerifyResult]:
-        """Verify chains as a whole; same arguments as `chain`."""
+        """Verify chains as a whole; the arguments are the same as for `chain`."""
         return self.chain(*arguments, **named | {"kernel": "verify_block"})
 
     def tree(
@@ -88,7 +89,7 @@ class CompiledVerifier(DraftVerifier):
         uniforms: Tensor | None = None,
         typical: TypicalAcceptance | None = None,
     ) -> list[VerifyResult]:
-        """Verify trees with one call and one transfer to the host."""
+        """Verify trees with one library call and one copy to the host; arguments as in `tree.verify_tree`."""
         mode = Mode.DETERMINISTIC if draft_probs is None else Mode.SAMPLED
         options = {}
         if typical is not None:
@@ -113,16 +114,16 @@ class CompiledVerifier(DraftVerifier):
 
 
 def candidate_libraries(artifact: Path) -> tuple[Path, ...]:
-    """Return the candidate libraries of an artifact: those in it, then those compiled on this machine."""
+    """Return the paths of libraries to try for an artifact: those in it, then those compiled on this machine."""
     return (*sorted((artifact / PLUGINS).glob("*.so")), *find_libraries(KERNELS))
 
 
 def choose_verifier(
     candidates: Sequence[Path], device: torch.device, dtype: torch.dtype, *, block: bool = False
 ) -> DraftVerifier:
-    """Return the first library that can verify logits of `dtype` on `device`, or else torch.
+    """Return a verifier with the first library that can verify logits of `dtype` on `device`, or else with torch.
 
-    With `block` the library must also accept chains as a whole.
+    With `block`, the library must also have the kernel for block verification.
     """
     if dtype == torch.float64:
         log.info("verifying drafts with torch: compiled libraries do not support float64")
@@ -141,7 +142,7 @@ def choose_verifier(
 
 
 def _prove(verifier: CompiledVerifier, device: torch.device, dtype: torch.dtype, block: bool) -> None:
-    """Verify an empty draft: the library may lack the kernels, or code for this machine."""
+    """Verify an empty draft, which raises TrtspecError if the library lacks a kernel or code for this machine."""
     logits = torch.tensor([[[0.0, 1.0]]], device=device, dtype=dtype)
     tokens = torch.zeros((1, 1), dtype=torch.int32, device=device)
     verifier.chain(logits, tokens[:, :0], [0])
@@ -161,7 +162,7 @@ def _sampling(params: SamplingParams | None, uniforms: Tensor | None) -> dict[st
 
 
 def _check_rows(statuses: Sequence[int]) -> None:
-    """Raise TrtspecError for invalid target logits; an invalid draft row only lowers acceptance."""
+    """Raise TrtspecError if a row's target logits are invalid; invalid draft rows only lower acceptance."""
     for row, status in enumerate(statuses):
         if status & (NONFINITE | EMPTY):
             raise TrtspecError(f"the target's logits of row {row} are NaN or infinite")

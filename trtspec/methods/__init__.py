@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation methods, one module or folder each: options, checks, head conversion, drafter and training."""
+"""Speculation methods, one module or folder each, with options, checks, head conversion, drafter and training."""

@@ -22,16 +22,16 @@ PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
 
 
 class Options(StrictModel):
-    """The keys of a method below `speculation.options`; the base class is for methods without options."""
+    """Options of a speculation method: the keys of `speculation.options` (none in this base class)."""
 
     @property
     def acceptance(self) -> Literal["exact", "typical"]:
-        """Return the acceptance rule: "exact" keeps the target's output distribution, "typical" does not."""
+        """Return the acceptance rule: "exact" preserves the target's output distribution, "typical" does not."""
         return "exact"
 
 
 class LossyOptions(Options):
-    """The keys of a method that also supports typical acceptance, which is lossy (arXiv:2401.10774)."""
+    """Options of a method that also supports typical acceptance, which is lossy (arXiv:2401.10774)."""
 
     lossy: bool = Field(default=False, description="Use typical acceptance, which changes the output distribution")
     posterior_threshold: float = Field(
@@ -46,7 +46,7 @@ class LossyOptions(Options):
 
 @dataclass(frozen=True)
 class DraftShape:
-    """The maximum draft of a step: `max_depth` tokens in a row, `max_tokens` in total."""
+    """The maximum size of one step's draft: `max_depth` is its longest path, `max_tokens` its total size."""
 
     max_depth: int
     max_tokens: int
@@ -56,10 +56,14 @@ class DraftShape:
 class DraftHead:
     """A draft head that is stored in its target's checkpoint, as in TensorRT-LLM.
 
-    `config` are the keys that it adds to the target's config.json (such as "architecture"), and `models` the sections
-    that describe complete models, by key. `rules` are for the tensors of the head's source, `skips` match the unused
-    ones, and `borrowed` are for tensors copied from the target's source. `excluded` are patterns of modules that are
-    never quantized. `diagnostics` report mismatches with the target; their paths are relative to `speculation.draft`.
+    Attributes:
+        config: keys added to the target's config.json, such as "architecture".
+        rules: conversion rules for the tensors of the head's source.
+        skips: patterns of tensors in that source that are not converted.
+        borrowed: conversion rules for tensors that are copied from the target's source.
+        models: complete model configs that are added to the target's config.json, by key.
+        excluded: patterns of modules that are never quantized.
+        diagnostics: mismatches between head and target; paths are relative to `speculation.draft`.
     """
 
     config: dict[str, Any]
@@ -72,16 +76,16 @@ class DraftHead:
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of parameters in the head's source; a source tensor used by several rules counts once."""
+        """Return the number of parameters in the head's source, counting a tensor that several rules use once."""
         stored = {tensor.name: tensor.shape for rule in self.rules for tensor in rule.sources if tensor.name}
         return sum(map(prod, stored.values()))
 
 
 @dataclass(frozen=True)
 class HeadTarget:
-    """The target of a draft head: its config, and the rules of its checkpoint.
+    """The target of a draft head: its config, and the conversion rules of its checkpoint.
 
-    `draft_len` is the recipe's draft length in tokens in a row.
+    `draft_len` is the maximum number of draft tokens on one path.
     """
 
     config: ModelConfig
@@ -91,10 +95,11 @@ class HeadTarget:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The reason why a method suits a checkpoint; if several methods do, the one with the lowest `rank` is proposed.
+    """A proposal to use a method for a checkpoint, with the reason in `why`.
 
-    `options` are the non-default options that the checkpoint requires, and `options_why` is the reason for them.
-    `draft_len` is the draft length of its training, 0 for the method's default.
+    If several methods are proposed, the one with the lowest `rank` is used. `options` are the non-default options that
+    the checkpoint requires, and `options_why` is the reason for them. `draft_len` is the draft length used in the
+    draft's training, or 0 for the method's default.
     """
 
     rank: int
@@ -106,12 +111,12 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class VocabularyNames:
-    """The tensor names of a head that may draft only some of the target's tokens.
+    """Tensor names of a draft head that may have a smaller vocabulary than its target.
 
-    The LM head is stored as `lm_head`, which is the embedding if the two are tied; a pruned one is `lm_head.weight`
-    with the prefix. d2t has the target's id of each drafted token minus the draft's id, and t2d marks the target's
-    tokens that are drafted. `rows` are further tensors with a row for each drafted token. All names except `rows` are
-    without the `prefix`.
+    `lm_head` is the embedding's name if the two are tied. A head with a reduced vocabulary stores its LM head as
+    `lm_head.weight`. Its tensor d2t is the target's id of each draft token minus the draft's id, and t2d marks the
+    target's tokens that the head can draft. `rows` are further tensors with one row per draft token. `prefix` precedes
+    all names except those in `rows`.
     """
 
     prefix: str = ""
@@ -124,28 +129,28 @@ def chain(options: Any, draft_len: int) -> DraftShape:
 
 
 def suggest_for(is_draft: Callable[[Source], bool], why: str) -> Callable[[Source], Suggestion | None]:
-    """Return the `Method.suggest` of a method for the drafts that `is_draft` recognizes."""
+    """Return a `Method.suggest` function that proposes the method, for the reason `why`, if `is_draft` returns true."""
     return lambda source: Suggestion(0, why) if is_draft(source) else None
 
 
 @dataclass(frozen=True)
 class Method:
-    """One speculation method, registered as `METHOD` of a module in this package. Backends declare which they support.
+    """A speculation method, registered as `METHOD` of a module in this package; backends declare which they support.
 
     Attributes:
-        drafts_with: what the recipe's `speculation.draft` must be: nothing, a model, or a head that is stored with the
-            target and described by `read_head` (which raises CheckpointError for any other source).
-        has_confidence: whether it drafts chains from probabilities, which give the draft's confidence.
-        draft_passes: the number of passes of the drafter per step: one for each token in a row ("each"), one for all
-            of them ("one"), or none if tokens are looked up ("none").
-        draft_lens: the range of the recipe's `draft_len`; empty if the options determine it.
-        draft_shape: returns the draft shape for the options and draft_len.
-        check_options: checks the options against the target; paths are relative to `speculation.options`.
-        check_model: checks whether a draft model's source fits the method; paths are relative to `speculation.draft`.
-        suggest: returns why the method suits a draft (or the target, for methods without a draft), or None;
-            raises CheckpointError for an invalid checkpoint.
-        variants: yields alternatives worth measuring, as changes of the given options; the value None removes a key.
-        vocabulary_names: returns the tensor names of a head's own vocabulary; None if its heads have the target's.
+        drafts_with: the required value of the recipe's `speculation.draft`: nothing, a model, or a head that is stored
+            with the target and described by `read_head` (which raises CheckpointError for any other source).
+        has_confidence: true if the method drafts chains from probabilities, so that drafting can stop at a low one.
+        draft_passes: forward passes of the drafter per step: "each" is one per token of a chain, "one" is one for all
+            tokens, and "none" is for tokens that are looked up.
+        draft_lens: valid values of the recipe's `draft_len`; empty if the options determine the draft length.
+        draft_shape: returns the draft shape for the options and the draft length.
+        check_options: yields problems of the options with the target; paths are relative to `speculation.options`.
+        check_model: yields problems of a draft model's source; paths are relative to `speculation.draft`.
+        suggest: returns a proposal for a draft (for a target if the method does not use a draft), or None; raises
+            CheckpointError for an invalid checkpoint.
+        variants: yields changes of the options that are worth measuring; the value None removes a key.
+        vocabulary_names: returns the tensor names of heads that can have a reduced vocabulary, or None.
     """
 
     summary: str
@@ -172,15 +177,15 @@ class Method:
         return self.draft_passes == "none" or (self.drafts_with == "model" and self.draft_passes == "each")
 
     def length_for(self, draft_len: int | None) -> int:
-        """Return the draft length of a recipe's `draft_len`: the method's default for None."""
+        """Return the recipe's `draft_len`, or the method's default if it is None."""
         return self.default_draft_len if draft_len is None else draft_len
 
     def shape_for(self, options: Options, draft_len: int | None) -> DraftShape:
-        """Return the draft shape for parsed options and a recipe's `draft_len`, which may be None."""
+        """Return the draft shape for parsed options and the recipe's `draft_len`, where None is the default."""
         return self.draft_shape(options, self.length_for(draft_len))
 
     def parse(self, options: dict[str, Any]) -> Options:
-        """Return the parsed options; raise TrtspecError if they are invalid."""
+        """Validate `speculation.options`; raise TrtspecError with the path of the first invalid key."""
         try:
             return self.options.model_validate(options)
         except ValidationError as error:
@@ -194,11 +199,11 @@ def methods() -> dict[str, Method]:
 
 
 def find_method(name: str) -> Method:
-    """Return a method by name; raise TrtspecError with the known names if it is unknown."""
+    """Return a method by name; raise TrtspecError, which lists the available methods, if it does not exist."""
     method: Method = find_extension(PACKAGE, ATTRIBUTE, name, "speculation method")
     return method
 
 
 def method_version(name: str) -> str:
-    """Return name and version of the installed package that provides a method; "" for a built-in method."""
+    """Return the name and version of the package that provides a method; "" for a built-in method."""
     return "" if name in discover(PACKAGE, ATTRIBUTE) else provider_version(PACKAGE, name)

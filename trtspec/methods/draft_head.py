@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft heads that are stored with their target: reading one from its source, and the checks that methods share."""
+"""Draft heads that are stored in their target's checkpoint: the reader, and checks shared by several methods."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from trtspec.families.decoder import attention, mlp
 from trtspec.methods.base import DraftHead, HeadTarget, find_method
 
 NOT_THIS_KIND = "name a draft of this kind, or let `trtspec init TARGET DRAFT` find the method of a draft"
-LAYERS = "layers"  # the code for a number of layers that contradicts the tensors
-# In the order they are read; vllm-project/vllm:vllm/v1/worker/gpu/spec_decode/utils.py@v0.32.0.
+LAYERS = "layers"  # diagnostic code for a number of layers that contradicts the tensors
+# In order of priority, as in vllm-project/vllm:vllm/v1/worker/gpu/spec_decode/utils.py@v0.32.0.
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 FEWER = "set target.parallel.tensor to a divisor of it"
 
 
 def layer_rules(config: ModelConfig, number: int, target: str, source: str) -> Iterator[Rule]:
-    """Yield the rules of a head's layer, with the prefixes of its tensors in the checkpoint and in the source."""
+    """Yield the conversion rules of a head's layer with tensor name prefixes `target` (converted) and `source`."""
     for rule in attention(config, number) + mlp(config, number):
         named = (tensor.name.replace(f"model.layers.{number}", source, 1) for tensor in rule.sources)
         sources = tuple(replace(tensor, name=name) for tensor, name in zip(rule.sources, named, strict=True))
@@ -42,7 +42,7 @@ def layer_rules(config: ModelConfig, number: int, target: str, source: str) -> I
 
 
 def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Report sizes of a head that differ from the target's; `what` is subject and verb, as in "the head is"."""
+    """Yield errors for sizes that differ from the target's; `what` is subject and verb, such as "the head is"."""
     hint = "use it with the model that it was trained for, or a fine-tune of that model"
     if hidden_size != target.hidden_size:
         message = f"{what} for hidden states of {hidden_size}, the target's have {target.hidden_size}"
@@ -53,9 +53,9 @@ def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfi
 
 
 def check_layer(head: ModelConfig, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Warn if a head's layer differs from the target's, which can lower acceptance but does not change the output.
+    """Warn if a head has fewer positions or other rotary settings than its target.
 
-    Published heads have fewer positions than their targets.
+    Either can lower acceptance, but does not change the output. Published heads often have fewer positions.
     """
     if head.max_positions < target.max_positions:
         message = f"the head has {head.max_positions} positions, the target {target.max_positions}"
@@ -68,18 +68,18 @@ def check_layer(head: ModelConfig, target: ModelConfig) -> Iterator[Diagnostic]:
 
 
 def count_layers(names: Iterable[str], prefix: str = "") -> int:
-    """Return the number of layers in a draft's tensors; `prefix` is the prefix of their names."""
+    """Return the number of layers in a draft's tensor names, which begin with `prefix`."""
     pattern = re.compile(rf"{re.escape(prefix)}layers\.(\d{{1,4}})\.")
     return 1 + max((int(found[1]) for name in names if (found := pattern.match(name))), default=-1)
 
 
 def resolve_num_layers(configured: int, found: int, target_layers: int) -> int:
-    """Return the number of layers of a net: the configured number, unless that is the target's number of layers."""
+    """Return `configured`, or the number of layers `found` in the tensors if the config has the target's number."""
     return found if found and configured == target_layers else configured
 
 
 def check_layers(configured: int, found: int) -> Iterator[Diagnostic]:
-    """Warn if config.json has another number of layers (possibly the target's) than the tensors."""
+    """Warn if config.json and the tensors have different numbers of layers."""
     if configured != found:
         message = f"num_hidden_layers is {configured}, but the tensors' number of layers is {found}, which is used"
         hint = f"set num_hidden_layers: {found} in its config.json for other engines"
@@ -87,25 +87,25 @@ def check_layers(configured: int, found: int) -> Iterator[Diagnostic]:
 
 
 def check_shift(layers: tuple[int, ...], usual: tuple[int, ...], what: str, hint: str) -> Iterator[Diagnostic]:
-    """Warn if layers are the usual ones shifted by one, which suggests another convention of numbering."""
+    """Warn if `layers` are the `usual` ones shifted by one, a sign of another numbering; `what` is the subject."""
     for shift in (-1, 1):
         if layers and layers == tuple(number + shift for number in usual):
             yield Diagnostic("model", "aux-layers", f"{what} shifted by {shift:+}", hint, "warning")
 
 
 def mask_token(source: Source) -> int | None:
-    """Return the id of the mask token for parallel drafting, or None if config.json lacks such a key."""
+    """Return the id of the mask token for parallel drafting, or None if config.json lacks it."""
     return next((source.reader.get(key, int) for key in MASK_KEYS if source.config.get(key) is not None), None)
 
 
 def mask_key(source: Source) -> dict[str, int]:
-    """Return the config.json key of the mask token for a converted checkpoint; empty without a mask token."""
+    """Return {key: mask token id} for the config.json of a converted checkpoint; empty without a mask token."""
     named = (source.config.get(key) for key in MASK_KEYS)
     return next(({MASK_KEYS[0]: token} for token in named if type(token) is int), {})
 
 
 def check_mask(token: int | None, vocab: int) -> Iterator[Diagnostic]:
-    """Report a mask token that is missing or outside the vocabulary."""
+    """Yield an error for a mask token that is missing or outside the vocabulary."""
     if token is None:
         message = f"its config.json lacks a mask token ({', '.join(MASK_KEYS)})"
         hint = "use another draft if it was not trained to draft in parallel, or add the key"
@@ -116,9 +116,10 @@ def check_mask(token: int | None, vocab: int) -> Iterator[Diagnostic]:
 
 
 def check_ids(source: Source, prefix: str, drafted: int, vocab: int) -> Iterator[Diagnostic]:
-    """Check the tables of drafted ids against both vocabularies; other checks report tables of a wrong shape.
+    """Check d2t and t2d against both vocabularies. Tables of a wrong shape are reported elsewhere.
 
-    d2t has the target's id of each drafted token minus the draft's id; t2d marks the target's tokens that are drafted.
+    d2t is the target's id of each draft token minus the draft's id. t2d marks the target's tokens that can be drafted.
+    `drafted` and `vocab` are the sizes of the draft's and the target's vocabulary.
     """
     d2t, t2d = (source.tensors.get(f"{prefix}{name}") for name in ("d2t", "t2d"))
     if d2t is None or (d2t.dtype, d2t.shape) != ("I64", (drafted,)):
@@ -137,7 +138,7 @@ def check_ids(source: Source, prefix: str, drafted: int, vocab: int) -> Iterator
 
 
 def drafted_ids(d2t: TensorInfo) -> list[int]:
-    """Return the target's ids of the drafted tokens."""
+    """Return the target's id of each draft token, from the offsets in d2t."""
     return [number + offset for number, offset in enumerate(_read_offsets(d2t))]
 
 
@@ -149,7 +150,7 @@ def _read_offsets(d2t: TensorInfo) -> array[int]:
 
 
 def _wrong_ids(ids: Sequence[int], marked: list[int] | None, vocab: int) -> str | None:
-    """Return the error of the target's ids of drafted tokens, or None if they are valid."""
+    """Return an error message for the target ids of draft tokens, or None; `marked` are the ids in t2d, if any."""
     if (invalid := next((number for number in ids if not 0 <= number < vocab), None)) is not None:
         return f"d2t maps to the id {invalid}, outside 0..{vocab - 1}"
     if any(number >= after for number, after in pairwise(ids)):
@@ -173,9 +174,9 @@ def _describe(config: ModelConfig) -> str:
 
 
 def stored_section(checkpoint: TrtllmCheckpoint, key: str, what: str, method: str) -> ConfigReader:
-    """Return the section of a converted checkpoint's config.json that describes a draft head.
+    """Return the section `key` of a converted checkpoint's config.json, which describes a draft head.
 
-    `what` is the head, as in "an EAGLE head"; CheckpointError if the checkpoint does not contain it.
+    Raise CheckpointError if it is missing; `what` names the head in the message, such as "an EAGLE head".
     """
     if (section := checkpoint.document.section(key)) is None:
         hint = f"convert it with method: {method} and the {what.rpartition(' ')[2]} as speculation.draft"
@@ -185,7 +186,7 @@ def stored_section(checkpoint: TrtllmCheckpoint, key: str, what: str, method: st
 
 @dataclass(frozen=True)
 class SourceHead:
-    """A complete draft head for a target; `matched` includes the tensors borrowed from the target."""
+    """A draft head read for a target; `matched` are its source tensors, including those borrowed from the target."""
 
     source: Source
     head: DraftHead
@@ -193,11 +194,11 @@ class SourceHead:
 
     @property
     def rules(self) -> list[Rule]:
-        """Return the rules of all tensors that the head adds to the target's checkpoint."""
+        """Return the conversion rules of all tensors that the head adds to the target's checkpoint."""
         return [*self.head.rules, *self.head.borrowed]
 
     def diagnose(self, mapping: ParallelMapping) -> list[Diagnostic]:
-        """Report mismatches of the head with its target and with the target's ranks."""
+        """Return mismatches of the head with its target, and tensors that cannot be divided among its ranks."""
         fits = [each.below("speculation.draft") for each in self.head.diagnostics]
         return fits + [
             Diagnostic("target.parallel", "parallel", message, FEWER)
@@ -205,7 +206,7 @@ class SourceHead:
         ]
 
     def check(self, mapping: ParallelMapping) -> None:
-        """Raise CheckpointError if the head does not fit its target or cannot be sharded like this."""
+        """Raise CheckpointError if the head does not fit its target or cannot be divided among its ranks."""
         errors = [each.message for each in self.diagnose(mapping) if each.severity == "error"]
         if errors:
             raise CheckpointError(
@@ -216,9 +217,9 @@ class SourceHead:
 def read_head(
     source: Source, method: str, options: dict[str, Any], target: SourceModel, draft_len: int | None = None
 ) -> SourceHead:
-    """Read a draft head from its source; raise CheckpointError if it is incomplete.
+    """Read a draft head for a target; raise CheckpointError if it is incomplete or the method does not use heads.
 
-    `draft_len` is the recipe's draft length, None for the method's default.
+    `draft_len` is the recipe's draft length, or None for the method's default.
     """
     drafting = find_method(method)
     if drafting.read_head is None:
@@ -235,7 +236,7 @@ def read_head(
 def _without_copy(
     head: DraftHead, source: Source, borrowed: Mapping[str, tuple[TensorInfo, ...]], target: Source
 ) -> DraftHead:
-    """Skip the head's LM head if the method drafts with the target's, and warn if the two differ."""
+    """Skip the head's LM head if the method drafts with the target's, and warn if their values differ."""
     lm_head = source.tensors.get(LM_HEAD)
     target_parts = next((parts for name, parts in borrowed.items() if name.endswith(LM_HEAD)), ())
     is_used = any(tensor.name == LM_HEAD for rule in head.rules for tensor in rule.sources)
@@ -261,5 +262,5 @@ def _without_copy(
 def load_head(
     root: Path, method: str, options: dict[str, Any], target: SourceModel, draft_len: int | None = None
 ) -> SourceHead:
-    """Read the draft head at `root` for a target; raise CheckpointError like `read_head`."""
+    """Read the draft head in the directory `root` for a target; raise CheckpointError like `read_head`."""
     return read_head(load_source(root), method, options, target, draft_len)

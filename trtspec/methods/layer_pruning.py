@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of sublayers that a target skips: the set itself, and a checkpoint without them for engines as a draft model.
+"""Sets of sublayers that a target skips while drafting, and checkpoints without them to use as draft models.
 
 Engines do not support layers with only one sublayer. Instead, the output projection of a pruned attention block or MLP
-is set to zero, which makes it the identity. A layer with both pruned is removed, and later layers are renumbered; only
-removed layers make a draft cheaper. Tensors are copied from file to file in chunks.
+is set to zero, so that the block adds nothing. A layer with both sublayers pruned is removed, and later layers are
+renumbered. Only removed layers make a draft model cheaper.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ OUTPUT_OF = {"attention": "attention.dense", "mlp": "mlp.proj"}
 
 
 class Skip(StrictModel):
-    """Numbers of the layers, counted from 0, whose attention or MLP is skipped."""
+    """Layers, numbered from 0, whose attention or MLP is skipped."""
 
     attention: list[int] = Field(default=[], description="Layers whose attention is skipped while drafting")
     mlp: list[int] = Field(default=[], description="Layers whose MLP is skipped while drafting")
 
     @property
     def layers(self) -> list[int]:
-        """Return the layers whose two sublayers are both skipped."""
+        """Return the layers whose attention and MLP are both skipped."""
         return sorted(set(self.attention) & set(self.mlp))
 
     @property
     def sublayers(self) -> frozenset[tuple[str, int]]:
-        """Return the skipped sublayers as (kind, layer)."""
+        """Return the skipped sublayers as pairs (kind, layer)."""
         return frozenset((kind, layer) for kind in KINDS for layer in self.of(kind))
 
     def of(self, kind: str) -> list[int]:
-        """Return the layers whose sublayer of this kind is skipped."""
+        """Return the layers whose sublayer of a kind ("attention" or "mlp") is skipped."""
         return self.attention if kind == "attention" else self.mlp
 
 
 def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnBytes = ignore_progress) -> None:
-    """Write the model without the sublayers to `out`, atomically; `on_bytes` gets the number of bytes just written.
+    """Write the model without the skipped sublayers to the new directory `out`, atomically.
 
-    Raise CheckpointError if the source is quantized or `out` exists.
+    `on_bytes` receives the number of bytes just written. Raise CheckpointError if the source is quantized or `out`
+    exists.
     """
     if model.prequantized:
         message = "its weights are quantized; pruning requires unquantized weights"
@@ -68,7 +69,7 @@ def _remaining_layers(model: SourceModel, skip: Skip) -> list[int]:
 
 
 def _remaining_tensors(model: SourceModel, skip: Skip) -> Iterator[Part]:
-    """Yield each remaining tensor once: a tied LM head is the embedding."""
+    """Yield each remaining tensor once, even if two rules use it, as with a tied LM head."""
     numbers = {old: new for new, old in enumerate(_remaining_layers(model, skip))}
     empty = {(layer, OUTPUT_OF[kind]) for kind in KINDS for layer in skip.of(kind)}
     seen = set()
@@ -86,7 +87,7 @@ def _remaining_tensors(model: SourceModel, skip: Skip) -> Iterator[Part]:
 
 
 def _pruned_config(model: SourceModel, layers: list[int]) -> dict[str, Any]:
-    """Return config.json with fewer layers; it lists the kind of each layer if some have a sliding window."""
+    """Return config.json for the remaining layers; it lists each layer's kind if some have a sliding window."""
     pruned = model.source.config | {"num_hidden_layers": len(layers)}
     if model.config.full_layers or isinstance(pruned.get("layer_types"), list):
         pruned["layer_types"] = [LAYER_KINDS[model.config.has_window(layer)] for layer in layers]

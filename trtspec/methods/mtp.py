@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-token prediction (MTP): layers that were trained with the target to predict further tokens draft a chain.
+"""Multi-token prediction (MTP): layers trained with the target to predict further tokens draft a chain.
 
-DeepSeek-V3, arXiv:2412.19437, section 2.2. The layers are in the target's checkpoint and are not converted: engines
-that run the source unchanged load them.
+DeepSeek-V3, arXiv:2412.19437, section 2.2. The layers are part of the target's checkpoint and are not converted. They
+are used by engines that load the unchanged source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LAYER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modu
 
 
 def count_layers(source_config: Mapping[str, Any]) -> int:
-    """Return the number of MTP layers by a source's config.json; 0 without MTP layers."""
+    """Return the number of MTP layers in a source's config.json; 0 without MTP layers."""
     text_config = source_config.get("text_config")
     for config in (source_config, text_config if isinstance(text_config, Mapping) else {}):
         for key in LAYER_KEYS:

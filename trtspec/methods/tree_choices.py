@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static draft trees: published trees by name, and trees listed in a recipe.
+"""Static draft trees: published trees, selected by name, and trees listed in a recipe.
 
-A choice is a path from the root: (0, 2) is the third best token after the best token. Every choice is a node of the
-tree, so its prefixes must be choices too.
+A tree is a list of choices. A choice is a path of token ranks from the root: (0, 2) is the third most probable token
+after the most probable token. Each choice is a node of the tree, so its prefixes must be choices, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_NODES = 256
 
 
 def find_choices(written: Any, known: Mapping[str, tuple[Choice, ...]]) -> tuple[Choice, ...]:
-    """Return the choices of a recipe's value, which is a tree's name or a list of paths.
+    """Return the choices of an option's value, which is a tree's name in `known` or a list of paths.
 
     Raise ValueError (for a pydantic validator) if the name is unknown or the choices are not a tree.
     """
@@ -45,7 +45,10 @@ def find_choices(written: Any, known: Mapping[str, tuple[Choice, ...]]) -> tuple
 
 
 def smaller_trees(choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
-    """Yield `choices` of the first 4, 8, 16, ... nodes: published tables begin with the most useful nodes."""
+    """Yield {"choices": ...} with the first 4, 8, 16, ... nodes; published tables list the most useful nodes first.
+
+    Nodes whose parent is not among the first ones are dropped.
+    """
     for size in (4, 8, 16, 32, 64, 128):
         if size < len(choices):
             first = set(choices[:size])
@@ -54,12 +57,12 @@ def smaller_trees(choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
 
 
 def most_ranks(choices: Iterable[Choice]) -> int:
-    """Return the largest number of tokens ranked after a node."""
+    """Return one more than the highest rank in the choices: the number of top tokens needed per position."""
     return max(rank + 1 for choice in choices for rank in choice)
 
 
 def check_ranks(choices: Iterable[Choice], config: ModelConfig) -> Iterator[Diagnostic]:
-    """Report choices that rank more tokens than the target's vocabulary has, under the option's name."""
+    """Yield an error for choices that rank more tokens than the target's vocabulary has."""
     if (ranks := most_ranks(choices)) > config.vocab_size:
         message = f"rank {ranks - 1} is beyond the target's {config.vocab_size} vocabulary entries"
         yield Diagnostic("choices", "out-of-range", message)

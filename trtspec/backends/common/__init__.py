@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared parts of backends: steps, memory, unconverted checkpoints, migration and the versions of TensorRT-LLM."""
+"""Code shared by several backends: steps, memory plans, unconverted sources, facts about TensorRT-LLM's versions."""

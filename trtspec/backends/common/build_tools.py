@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build tools of other projects: find their installed versions, and run them.
+"""Runs the build tools of other projects, and finds their installed versions.
 
-A tool's output is captured in a log, its timeout is enforced, and no process stays behind.
+A tool's output is written to a log, its timeout is enforced, and none of its processes outlives the call.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ VARIABLES = (
 
 
 def installed_versions(script: Path, package: str) -> tuple[str | None, str | None]:
-    """Return the versions of a package and of TensorRT in a script's interpreter, None if not installed.
+    """Return the versions of a package and of TensorRT in a script's Python environment, or None if not installed.
 
     Raise TrtspecError if the script is not a Python program or its interpreter fails.
     """
-    # from the root directory, because an interpreter also imports modules from its working directory
+    # run in the root directory, because an interpreter also imports modules from its working directory
     command = [*find_interpreter(script), "-c", _PROBE, json.dumps([(package,), TENSORRT])]
     output = program_output(command, str(script), "reinstall it", cwd="/")
     try:
@@ -69,7 +69,10 @@ def installed_versions(script: Path, package: str) -> tuple[str | None, str | No
 
 
 def find_interpreter(script: Path) -> list[str]:
-    """Return the interpreter in a script's first line, or in its second, where pip writes a path that is too long."""
+    """Return the interpreter command of a Python script; raise TrtspecError if the script is not a Python program.
+
+    The command is in the first line, or in the second if pip found it too long for the first.
+    """
     with script.open("rb") as file:
         lines = file.read(MOST_SCRIPT_BYTES).decode(errors="replace").splitlines()
     words = lines[0][2:].split() if lines and lines[0].startswith("#!") else []
@@ -82,10 +85,10 @@ def find_interpreter(script: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Tool:
-    """A command to run in `cwd`; its output goes to `log`, and `variables` are added to its environment.
+    """A command with its working directory, log file and timeout; `variables` are added to its environment.
 
-    `cleanup` is a command that runs afterwards in any case, even if this process is killed, for example to remove a
-    container.
+    `cleanup` is a command that always runs afterwards, even if this process is killed, for example to remove a
+    container. `grace_s` is the time between SIGTERM and SIGKILL.
     """
 
     command: Sequence[str]
@@ -100,10 +103,10 @@ class Tool:
 def run_tool(
     tool: Tool, on_line: Callable[[str], None] = lambda line: None, on_wait: Callable[[], None] = lambda: None
 ) -> None:
-    """Run a tool to its end; `on_line` gets its output lines, and `on_wait` is called several times a second.
+    """Run a tool until it exits; raise StepError or StepTimeout with the last lines of its output.
 
-    Raise StepTimeout or StepError with the last lines of the log. An exception from `on_line` or `on_wait` terminates
-    the tool. No process of the tool survives this call, even if this process is killed.
+    `on_line` is called with each line of output, and `on_wait` several times per second. An exception from either
+    terminates the tool. No process of the tool survives this call, even if this process is killed.
     """
     log.info("running %s in %s, output in %s", shlex.join(tool.command), tool.cwd, tool.log)
     started = time.monotonic()
@@ -125,7 +128,7 @@ def run_tool(
 
 
 class _Log:
-    """The output of a tool: complete in a file, and its last lines in memory."""
+    """The output of a tool: a complete log file, and the last lines in memory for error messages."""
 
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
@@ -153,20 +156,20 @@ class _Log:
         return kind(message, hint=f"the end of {self._tool.log}:\n{shown}")
 
     def _write(self, line: str) -> None:
-        # a full disk also fails the tool, and its last lines are in memory, so the log may be incomplete
+        # the log is optional: on a full disk the tool fails anyway, and its last lines are in memory
         with suppress(OSError):
             if self._file:
                 self._file.write(line + "\n")
 
 
 def log_path(step: Step) -> Path:
-    """Return the path of the log of a step's tool, which every failure message names and which is not deleted."""
+    """Return the path of the log of a step's tool; logs are never deleted, because error messages refer to them."""
     return cache_dir() / "logs" / f"{step.name}-{step.key[:12]}.log"
 
 
 @contextmanager
 def linked_workdir(out: Path, links: Mapping[str, Path]) -> Iterator[Path]:
-    """Create a tool's working directory with symbolic links to its inputs and its output; it is deleted afterwards."""
+    """Create a temporary working directory for a tool, with symbolic links to its inputs and its output directory."""
     # next to the output, where the store cleans up after a killed build
     with tempfile.TemporaryDirectory(dir=out.parent, prefix="work-") as name:
         workdir = Path(name)
@@ -177,12 +180,12 @@ def linked_workdir(out: Path, links: Mapping[str, Path]) -> Iterator[Path]:
 
 
 def visible_gpus(devices: Sequence[str]) -> dict[str, str]:
-    """Return the environment that makes only these GPUs visible, numbered as by nvidia-smi."""
+    """Return environment variables that make only the given GPUs visible; ids are nvidia-smi's."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
 
 
 def rebuild_script(comments: Iterable[str], commands: Iterable[str]) -> str:
-    """Return a script that builds an artifact's engines below a new directory, next to links to its checkpoints."""
+    """Return a shell script that builds an artifact's engines in a new directory with a link to its checkpoints."""
     lines = (
         "#!/bin/sh",
         *(f"# {comment}" for comment in comments),
@@ -198,7 +201,7 @@ def rebuild_script(comments: Iterable[str], commands: Iterable[str]) -> str:
 
 @contextmanager
 def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a tool under `kill_on_parent_exit`, which exits with the tool; leaving the block terminates the tool."""
+    """Run a tool under `kill_on_parent_exit`; leaving the block terminates the tool and waits for it."""
     cleanup = json.dumps(list(tool.cleanup))
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", kill_on_parent_exit.__file__, str(tool.grace_s), cleanup, *tool.command],
@@ -207,7 +210,7 @@ def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # an interrupt at the terminal reaches this process only, which terminates the tool
+        start_new_session=True,  # Ctrl-C reaches only this process, which then terminates the tool
     )
     try:
         yield process
@@ -219,7 +222,7 @@ def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _status(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> int:
-    """Return the exit status of a process, which may have closed its output long before."""
+    """Wait for a process to exit and return its status; `on_wait` is called while waiting."""
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(POLL_S)
@@ -227,7 +230,7 @@ def _status(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> in
 
 
 def _lines(stream: IO[bytes] | None, on_wait: Callable[[], None]) -> Iterator[str]:
-    """Yield lines as they arrive until the stream ends; overlong lines are split."""
+    """Yield the lines of a stream as they arrive; lines longer than MOST_LINE_BYTES are split."""
     if stream is None:
         raise ValueError("the tool's output is not a pipe")
     rest, ended = b"", False
@@ -246,7 +249,7 @@ def _lines(stream: IO[bytes] | None, on_wait: Callable[[], None]) -> Iterator[st
 
 
 def _printable(raw: bytes) -> str:
-    """Return a line without terminal control sequences."""
+    """Return a line as text, without terminal control sequences."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode(errors="replace"))
     return "".join(character if character.isprintable() else " " for character in text).rstrip()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache what planning reads of a hub model in the store, so that a fully cached plan downloads nothing.
+"""Caches the data of a hub model that planning reads, so that planning a cached model downloads nothing.
 
-A commit is immutable, so the cached data never expires.
+A commit is immutable, so cached data does not expire.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ HEADERS, SCHEMA = "headers.json", "trtspec.headers/1"
 
 @dataclass(frozen=True)
 class RememberSource(Step):
-    """Store config and tokenizer of one commit of a hub model, and the headers and digests of its weights.
+    """Step that stores config and tokenizer of one commit of a hub model, and the headers and digests of its weights.
 
-    `pins` are the name and SHA-256 of each pickle from which the weights were converted, if any. Only `run` needs
-    `source` and `weights`, the absent weight files by name.
+    `pins` are the name and SHA-256 of each pickle from which the weights were converted. `source` and `weights`, the
+    weight files by name, are used only by `run`.
     """
 
     VERSION: ClassVar[int] = 1
@@ -56,12 +56,12 @@ class RememberSource(Step):
 
 
 def store_source(asked: ModelSource, source: Source, weights: Mapping[str, AbsentFile], store: Store) -> None:
-    """Cache what was read of a hub model with the weight files `weights`, unless it is cached already."""
+    """Store the data that planning read of a hub model, with its weight files, unless it is stored already."""
     store.obtain(_step(asked, source, weights))
 
 
 def load_stored_source(asked: ModelSource, store: Store) -> Source | None:
-    """Return the cached hub model, whose weight files are absent, or None if it is not cached."""
+    """Return a hub model from the store, without its weight files, or None if it is not stored."""
     entry = store.peek(_step(asked).key).entry if asked.revision else None
     if entry is None:
         return None

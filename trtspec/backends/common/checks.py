@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of keys that only some backends support, and checks that several backends share."""
+"""Checks of recipe keys that only some backends support, and checks that several backends share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
 def check_features(
     speculation: Speculation, method: Method, options: Options, backend: Backend
 ) -> Iterator[Diagnostic]:
-    """Yield the features that the backend does not support or that do not apply to the method."""
+    """Yield problems for keys of `speculation` that the backend does not support or that do not apply to the method."""
     for knob in speculation.knobs:
         path = f"speculation.{knob}"
         if method.shape_for(options, None).max_tokens == 0:
@@ -40,7 +40,7 @@ def check_features(
 
 
 def check_device_and_dtype(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
-    """Yield an error for each device, dtype and setting of request defaults that the backend does not support."""
+    """Yield an error for each value of device, dtype and `serving.defaults` that the backend does not support."""
     draft = recipe.speculation.draft
     for path, value, attribute in (
         ("engine.device", recipe.engine.device, "devices"),
@@ -55,7 +55,7 @@ def check_device_and_dtype(recipe: Recipe, backend: Backend) -> Iterator[Diagnos
 
 
 def check_warmup(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
-    """Yield an error if a warm-up is requested from a backend that does not support it."""
+    """Yield an error if the recipe requests a warm-up and the backend does not support it."""
     if recipe.serving.warmup and not backend.warms:
         message = f"warmup is not supported by this backend ({backend.summary}), whose engine has its own warm-up"
         hint = _alternative("remove it", [name for name, each in backends().items() if each.warms])
@@ -64,12 +64,12 @@ def check_warmup(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
 
 
 def _alternative(remove: str, names: list[str]) -> str:
-    """Return the hint to remove a key, or to use one of these backends, which support it."""
+    """Return a hint: remove a key, or use one of the backends that support it."""
     return f"{remove}, or set engine.backend: {' or '.join(names)}" if names else remove
 
 
 def _check_schedule(speculation: Speculation, method: Method) -> Iterator[Diagnostic]:
-    """Yield schedule errors: engines reserve draft_len tokens for a request, so the first entry must equal it."""
+    """Yield an error unless the schedule begins with draft_len, for which engines reserve memory."""
     if not method.draft_lens:
         message = f"{speculation.method} does not use draft_len, so a schedule cannot shorten it"
         yield Diagnostic(SCHEDULE, "not-supported", message, "remove schedule")
@@ -96,12 +96,12 @@ def _check_chain(knob: str, speculation: Speculation, method: Method, options: O
 
 
 def unused(path: str, message: str, source: str = "") -> Diagnostic:
-    """Return the warning of a key that has no effect."""
+    """Return a warning for a recipe key without effect."""
     return Diagnostic(path, "unused", message, severity="warning", source=source)
 
 
 def check_extra(context: PlanContext, engine: str) -> Iterator[Diagnostic]:
-    """Yield a warning for each option of trtllm-build, which other engines do not use."""
+    """Yield a warning for each option of trtllm-build in the recipe; `engine` is the name of the engine in use."""
     for option in context.recipe.engine.extra:
         yield unused(f"engine.extra.{option}", f"an option of trtllm-build, which {engine} does not use")
 
@@ -109,10 +109,10 @@ def check_extra(context: PlanContext, engine: str) -> Iterator[Diagnostic]:
 def check_unconverted(
     context: PlanContext, engine: str, *, draft_tokens: int | None = None, maps_vocabularies: bool = False
 ) -> Iterator[Diagnostic]:
-    """Yield the problems with an engine that runs unconverted checkpoints, target and draft on the same GPUs.
+    """Yield problems of a recipe for an engine that runs unconverted checkpoints, target and draft on the same GPUs.
 
-    `draft_tokens` are the tokens that a step verifies for each request, by default the draft shape's. With
-    `maps_vocabularies` the engine supports a draft model with another vocabulary.
+    `draft_tokens` are the draft tokens that a step verifies per request; the default is the size of the draft shape.
+    With `maps_vocabularies`, the engine supports a draft model with another vocabulary.
     """
     yield from _check_placement(context, maps_vocabularies)
     yield from _check_num_tokens(context, context.draft_shape.max_tokens if draft_tokens is None else draft_tokens)
@@ -120,27 +120,27 @@ def check_unconverted(
 
 
 def check_acceptance(context: PlanContext, message: str, source: str) -> Iterator[Diagnostic]:
-    """Yield an error with this message for typical acceptance, which the engine does not support."""
+    """Yield an error with the given message if the recipe requests typical acceptance."""
     if context.options.acceptance != "exact":
         yield Diagnostic(f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=source)
 
 
 def check_full_drafts(context: PlanContext, engine: str, source: str) -> Iterator[Diagnostic]:
-    """Yield an error for drafts that end early, on engines that always draft the same number of tokens."""
+    """Yield an error for the option stop_below, for engines that always draft the full length."""
     if isinstance(context.options, DraftTargetOptions) and context.options.stop_below:
         message = f"{engine} always drafts draft_len tokens"
         yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=source)
 
 
 def check_any_match(context: PlanContext, engine: str, source: str) -> Iterator[Diagnostic]:
-    """Yield a warning for a minimum match of prompt lookup, on engines that draft after any match."""
+    """Yield a warning for the option min_match of prompt lookup, for engines that draft after any match."""
     if isinstance(context.options, NgramOptions) and "min_match" in context.recipe.speculation.options:
         message = f"{engine} does not support a minimum match length: it drafts after a single repeated token"
         yield unused(f"{OPTIONS}.min_match", message, source)
 
 
 def check_draft_parallel(context: PlanContext, source: str) -> Iterator[Diagnostic]:
-    """Yield an error for another parallelism of the draft than the target's, on engines that use the target's."""
+    """Yield an error if the draft's parallelism differs from the target's, for engines that use one for both."""
     draft, ranks = context.recipe.speculation.draft, context.recipe.target.parallel.ranks
     if draft and "parallel" in draft.model_fields_set and draft.parallel.ranks != ranks:
         message = f"the draft uses the target's parallelism, {ranks} GPUs"
@@ -148,9 +148,9 @@ def check_draft_parallel(context: PlanContext, source: str) -> Iterator[Diagnost
 
 
 def check_online(context: PlanContext, engine: str, online: Iterable[str]) -> Iterable[Diagnostic]:
-    """Yield an error if the recipe requests a format that the source lacks and the engine cannot quantize to on load.
+    """Yield errors for requested weight formats that the source does not have and the engine cannot produce on load.
 
-    `engine` is its name, and `online` are the formats to which it quantizes 16-bit sources on load.
+    `online` are the formats to which the engine named `engine` quantizes 16-bit sources on load.
     """
     for role, path, asked in recipe_models(context):
         found, wanted = source_format(context.sources[role]).weights, asked.quantization.weights
@@ -169,13 +169,13 @@ def check_online(context: PlanContext, engine: str, online: Iterable[str]) -> It
 
 
 def source_architecture(source: Source) -> str:
-    """Return the first architecture in a config.json, or ""."""
+    """Return the first entry of `architectures` in a source's config.json, or ""."""
     named = source.config.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def _check_placement(context: PlanContext, maps_vocabularies: bool) -> Iterable[Diagnostic]:
-    """Yield placements and vocabularies that the engine does not support: target and draft share the same GPUs."""
+    """Yield errors for GPU placements and draft vocabularies that engines without conversion do not support."""
     recipe = context.recipe
     ranks, placement = recipe.target.parallel.ranks, recipe.serving.placement
     if placement and len(placement.target) != ranks:
@@ -195,7 +195,7 @@ def _check_placement(context: PlanContext, maps_vocabularies: bool) -> Iterable[
 
 
 def _check_num_tokens(context: PlanContext, draft_tokens: int) -> Iterable[Diagnostic]:
-    """Yield an error if a step cannot verify the draft tokens of a full batch."""
+    """Yield an error if max_num_tokens is too small to verify the draft tokens of a full batch."""
     engine, tokens = context.recipe.engine, draft_tokens + 1
     least = engine.max_batch_size * tokens
     if engine.max_num_tokens and engine.max_num_tokens < least:

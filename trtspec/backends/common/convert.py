@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that convert a Hugging Face checkpoint to a TensorRT-LLM checkpoint.
+"""Steps that convert a Hugging Face checkpoint to a TensorRT-LLM checkpoint.
 
-`Calibrate` measures activations for FP8 scales, `ConvertCheckpoint` converts, and `ConvertOtherVocabulary` also maps
-the tokens of a draft model with another vocabulary than its target.
+`Calibrate` measures activations for FP8 scales. `ConvertCheckpoint` converts the weights. `ConvertOtherVocabulary` also
+maps the tokens of a draft model whose vocabulary differs from the target's.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
 
 @dataclass(frozen=True)
 class Calibrate(Step):
-    """Run prompts through the model layer by layer and write the largest magnitudes to `activations.json`.
+    """Step that runs prompts through the model layer by layer and writes the largest magnitudes to activations.json.
 
-    `source` is config.json and the shards, `tokenizer` the tokenizer's files, and `prompts` one file. The first
-    `samples` prompts are used, cut to `max_len` tokens; messages are rendered by the tokenizer's template.
+    `source` are config.json and the weight files, `tokenizer` the tokenizer's files, and `prompts` is one file. The
+    first `samples` prompts are used, truncated to `max_len` tokens. Messages are rendered with the tokenizer's chat
+    template.
     """
 
     VERSION: ClassVar[int] = 2
@@ -64,7 +65,7 @@ class Calibrate(Step):
         return self.nbytes
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Calibrate. Raise CheckpointError if the source is inconsistent, TrtspecError for an invalid prompt."""
+        """Measure activations; raise CheckpointError for an inconsistent source, TrtspecError for an invalid prompt."""
         with self.source.unchanged(), self.tokenizer.unchanged(), self.prompts.unchanged():
             prompts = load_prompts(self.prompts.paths[0], self.source.root)[: self.samples]
             notes = notes_dir(out) / "states"
@@ -79,10 +80,11 @@ def calibrate_checkpoint(
     on_bytes: Callable[[int], None] = lambda count: None,
     notes: Path | None = None,
 ) -> Activations:
-    """Measure the checkpoint at `root` on `prompts`, each cut to `max_len` tokens.
+    """Return the activations of the checkpoint in `root` on `prompts`, each truncated to `max_len` tokens.
 
-    `on_bytes` gets the number of source bytes processed since the last call. `notes` of an interrupted calibration of
-    the same files resume it. Raise CheckpointError if the source, its tokenizer or the measurements are inconsistent.
+    `on_bytes` receives the number of source bytes processed since its last call. `notes` is a directory with
+    intermediate results, from which an interrupted calibration of the same files is resumed. Raise CheckpointError if
+    the source, its tokenizer or the measurements are inconsistent.
     """
     from trtspec.engine.calibration import measure  # imports torch, which planning does not need
 
@@ -112,9 +114,9 @@ def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """A draft head that is stored in the target's checkpoint: its files and the method's options.
+    """The files of a draft head that is converted with its target, and the method's options.
 
-    `options` are the recipe's, as JSON; `method_version` is the version of a method from another package.
+    `options` are the recipe's, as JSON. `method_version` is the version of a method from another package.
     """
 
     method: str
@@ -130,12 +132,12 @@ class HeadFiles:
 
 @dataclass(frozen=True)
 class ConvertCheckpoint(Step):
-    """Stream the source's tensors into `config.json` and one file per rank, with a few chunks in memory at a time.
+    """Step that streams a source's tensors into `config.json` and one file per rank, with only a few chunks in memory.
 
-    `role` is "target" or "draft", `source` is config.json and the shards. `family_version` is the version of a family
-    from another package. `dtype` is the dtype of weights that `scheme` does not quantize. `calibration` measured the
-    activations, and `heads` are draft heads inside the target; both may be empty. The vocabulary is padded to
-    `vocab_size` entries; 0 keeps it.
+    `role` is "target" or "draft". `source` are config.json and the weight files. `family_version` is the version of a
+    family from another package. `dtype` is the dtype of weights that `scheme` does not quantize. `calibration` is empty
+    or the step that measures activations, and `heads` is empty or the draft head in the target. The vocabulary is
+    padded to `vocab_size` entries, unless that is 0.
     """
 
     VERSION: ClassVar[int] = 7
@@ -164,7 +166,7 @@ class ConvertCheckpoint(Step):
 
     @property
     def bare_key(self) -> str:
-        """Return the key without heads: conversions with the same bare key have the same target weights."""
+        """Return the step's key without draft heads; conversions with equal bare keys produce equal target weights."""
         return replace(self, heads=()).key
 
     @property
@@ -177,11 +179,11 @@ class ConvertCheckpoint(Step):
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of all ranks' files, as planned from the source's headers."""
+        """Return the bytes of all ranks' files, computed from the source's headers."""
         return self.stored_bytes
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
-        """Convert. Raise CheckpointError if the source is inconsistent."""
+        """Convert the checkpoint; return segment digests by file. Raise CheckpointError for an inconsistent source."""
         measured = [load_activations(inputs[step] / ACTIVATIONS) for step in self.calibration]
         with ExitStack() as unchanged:
             for files in self.sources:
@@ -216,12 +218,12 @@ def convert_checkpoint(
     journal: Path | None = None,
     threads: int | None = None,
 ) -> dict[str, Segments]:
-    """Convert the checkpoint at `root` into `out`; the `journal` of an interrupted conversion resumes it.
+    """Convert the checkpoint in `root` into the directory `out`; return the segment digests of each rank's file.
 
-    Return the segments of the ranks' files. `load_head` loads a draft head that is stored with the model. `on_bytes`
-    gets the number of source bytes processed since the last call, and at first those processed before the interruption.
-    `threads` is chosen by the output unless given, and does not change it. Raise CheckpointError if the source is
-    inconsistent.
+    `load_head` loads a draft head to be stored with the model. `on_bytes` receives the number of source bytes processed
+    since its last call; when resuming, its first call includes those processed earlier. `journal` is the directory from
+    which an interrupted conversion is resumed. `threads` does not change the output and is chosen automatically if
+    None. Raise CheckpointError if the source is inconsistent.
     """
     from trtspec.checkpoints.conversion_tasks import plan_tasks
     from trtspec.checkpoints.stream import ConversionIssues, run_tasks  # imports numpy, which planning does not need
@@ -257,13 +259,13 @@ def convert_checkpoint(
 
 
 def plan_model(model: SourceModel, head: SourceHead | None, mapping: ParallelMapping, scheme: Scheme) -> Conversion:
-    """Return the conversion plan of a model's tensors and of a head that is stored with it."""
+    """Return the conversion plan for the tensors of a model and of a draft head stored with it."""
     rules = [*model.rules, *(head.rules if head else ())]
     return plan_conversion(model.config, rules, mapping, model.scheme(scheme))
 
 
 def _render_config(plan: Conversion, head: DraftHead | None) -> dict[str, Any]:
-    """Return config.json of a model and of the head inside it."""
+    """Return the config.json of a converted model with its draft head."""
     rendered = plan.render_config()
     if head is None:
         return rendered
@@ -275,9 +277,9 @@ def _render_config(plan: Conversion, head: DraftHead | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOtherVocabulary(ConvertCheckpoint):
-    """Convert a draft model and write the mapping of its tokens to the target's `target_size` vocabulary entries.
+    """Step that converts a draft model and writes the mapping from its tokens to the target's `target_size` tokens.
 
-    `tokenizers` are the target's and the draft's files.
+    `tokenizers` are the files of the target's and of the draft's tokenizer.
     """
 
     VERSION: ClassVar[int] = ConvertCheckpoint.VERSION
@@ -288,7 +290,7 @@ class ConvertOtherVocabulary(ConvertCheckpoint):
 
     @classmethod
     def of(cls, conversion: ConvertCheckpoint, tokenizers: tuple[Files, Files], target_size: int) -> ConvertCheckpoint:
-        """Return a copy of a conversion that also writes the mapping."""
+        """Return a copy of the step `conversion` that also writes the token mapping."""
         same = {field.name: getattr(conversion, field.name) for field in fields(conversion)}
         return cls(**same, tokenizers=tokenizers, target_size=target_size)
 
@@ -297,7 +299,7 @@ class ConvertOtherVocabulary(ConvertCheckpoint):
         return (*super().sources, *self.tokenizers)
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
-        """Convert the model and write the mapping. Raise CheckpointError if the sources are inconsistent."""
+        """Convert the model and write the mapping; raise CheckpointError if the sources are inconsistent."""
         segments = super().run(out, inputs, progress)
         target, draft = (Tokenizer(files.root) for files in self.tokenizers)
         draft_size = load_model(self.source.root, self.dtype).config.vocab_size

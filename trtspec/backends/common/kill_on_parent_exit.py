@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a command whose process tree ends with its caller; a standalone program, started by file name.
+"""Runs a command whose whole process tree is killed when the caller exits; a standalone program, started by file name.
 
     python kill_on_parent_exit.py GRACE_S CLEANUP COMMAND ...
 
-The caller holds the write end of standard input. When that closes, also because the caller was killed, the command
-gets SIGTERM, and all its descendants get SIGKILL after GRACE_S seconds. When the command exits by itself, its remaining
-descendants are killed too. Then CLEANUP runs, a JSON list of arguments, or nothing if it is empty. The exit status is
-the command's, or 128 plus the signal that killed it. Uses only the standard library to start within milliseconds; Linux
-only.
+The caller keeps the write end of standard input open. When it is closed, for example because the caller was killed, the
+command receives SIGTERM, and after GRACE_S seconds all its descendants receive SIGKILL. When the command exits by
+itself, its remaining descendants are killed, too. Then CLEANUP runs, which is a JSON list of arguments; an empty list
+runs nothing. The exit status is the command's, or 128 plus the number of the signal that killed it. The program imports
+only the standard library, so that it starts within milliseconds. It requires Linux.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLEANUP_S = 60.0
 
 
 def main(grace_s: float, cleanup: list[str], command: list[str]) -> int:
-    """Run the command until it or the caller exits; return the exit status."""
+    """Run the command until it or the caller exits, then clean up; return the exit status."""
     # orphans of the command's process tree are reparented to this process, even from other sessions
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -65,7 +65,7 @@ def _kill_descendants() -> None:
 
 
 def _descendants() -> set[int]:
-    """Return the living descendants of this process."""
+    """Return the process ids of the living descendants of this process."""
     parents = {int(name): parent for name in os.listdir("/proc") if name.isdigit() and (parent := _parent(name))}
     found: set[int] = set()
     fresh = {os.getpid()}
@@ -75,7 +75,7 @@ def _descendants() -> set[int]:
 
 
 def _parent(pid: str) -> int:
-    """Return the parent of a living process, 0 if it has ended."""
+    """Return the parent of a living process; 0 if the process has exited."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             text = file.read()
@@ -86,5 +86,5 @@ def _parent(pid: str) -> int:
 
 
 if __name__ == "__main__":
-    # an ordinary exit would wait for the thread, which may still wait for the caller
+    # sys.exit could block in interpreter shutdown, because the thread may still read from the pipe
     os._exit(main(float(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]))

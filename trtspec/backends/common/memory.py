@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate the device memory of a target and its drafter from their configs alone."""
+"""Estimates of the device memory of a target and its drafter, computed from configs and headers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ FractionOf = Literal["", "all", "static", "free"]
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on one device; `draft_bytes` covers the draft's weights and KV cache, `limit_bytes` is 0 if unknown."""
+    """Estimated bytes on one device, named `id`.
+
+    `draft_bytes` includes the draft's weights and KV cache. `limit_bytes` is the memory that the engine may use, 0 if
+    unknown.
+    """
 
     id: str
     weights_bytes: int
@@ -43,9 +47,10 @@ class MemoryPlan:
 def plan_memory(context: PlanContext) -> list[MemoryPlan]:
     """Return the CPU memory plan of the torch engine, which computes in float32, and for FP8 models in float64.
 
-    The context has a target with a family. KV caches hold a full batch of the longest texts, and kept tokens of
-    finished texts. The largest activations are a prefill step's (hidden state, queries, keys and values, both MLP
-    branches) and the logits of a verify step. A draft model with another vocabulary has longer texts.
+    The KV caches have space for a full batch of texts with the maximum length, and for the reusable tokens of finished
+    texts. The largest activations occur in a prefill step (hidden state, queries, keys and values, both MLP branches)
+    and the logits of a verification step. A draft model with another vocabulary needs more tokens for the same text.
+    Raise ValueError for a target without a family.
     """
     target, draft, engine = context.target_config, context.draft_config, context.recipe.engine
     if target is None:
@@ -73,17 +78,17 @@ def plan_memory(context: PlanContext) -> list[MemoryPlan]:
 
 
 def _weights_bytes(model: ModelConfig, item: int) -> int:
-    """Return the bytes of a model's weights; a tied LM head is packed in float32, separately from the embedding."""
+    """Return the bytes of a model's weights; in float32, a tied LM head is stored separately from the embedding."""
     packed = model.vocab_size * model.hidden_size if model.tied_embeddings and item == FLOAT32 else 0
     return (model.num_parameters + packed) * item
 
 
 def plan_source_memory(context: PlanContext, fraction_of: FractionOf = "") -> list[MemoryPlan]:
-    """Return a plan for each GPU of the target; empty if the model's config is insufficient.
+    """Return a memory plan for each GPU of the target; empty if the target's config does not suffice.
 
-    The drafter is on the same GPUs, divided in the same way. The KV cache holds full batches of the longest texts;
-    servers use all remaining memory and hold as many texts as fit. `fraction_of` is the memory to which the engine
-    applies `serving.kv_cache_fraction`.
+    The drafter is on the same GPUs, divided like the target. The KV cache is sized for a full batch of texts with the
+    maximum length; servers use all remaining memory for it. `fraction_of` is the memory to which the engine applies
+    `serving.kv_cache_fraction`.
     """
     recipe, found = context.recipe, _model_memory(context, "target")
     if found is None:
@@ -111,10 +116,10 @@ def plan_source_memory(context: PlanContext, fraction_of: FractionOf = "") -> li
 
 
 def _limit(fraction_of: FractionOf, memory: int, fraction: float, fixed: int, activations: int) -> int:
-    """Return the bytes of a GPU that an engine uses; `fixed` are the weights and the activations.
+    """Return the bytes of a GPU that an engine may use; `fixed` are the bytes of weights and activations.
 
-    The fraction applies to "all" memory; to the "static" memory of weights and KV cache, while activations use the
-    rest; or to the memory that weights and activations leave "free" for KV caches. Without it, the engine uses the GPU.
+    The fraction applies to "all" memory, to "static" memory (weights and KV cache, while activations use the rest), or
+    to the memory that weights and activations leave "free" for the KV cache. With "" it is ignored.
     """
     share = int(memory * fraction)
     return {
@@ -126,7 +131,7 @@ def _limit(fraction_of: FractionOf, memory: int, fraction: float, fixed: int, ac
 
 
 class ModelMemory(NamedTuple):
-    """Bytes of a model on each of its GPUs: weights, cache, and the activations of a step."""
+    """A model's bytes on each of its GPUs: weights, KV cache, and the activations of a step."""
 
     weights: int
     cache: int
@@ -134,7 +139,7 @@ class ModelMemory(NamedTuple):
 
 
 def _model_memory(context: PlanContext, role: str) -> ModelMemory | None:
-    """Return the memory of target or draft from its family, or without a family from its config and headers."""
+    """Return the memory of target or draft, or None if it is absent or its config does not suffice."""
     model = context.target if role == "target" else context.draft
     asked = context.recipe.target if role == "target" else context.recipe.speculation.draft
     if asked is None or role not in context.sources:
@@ -162,7 +167,7 @@ def _model_memory(context: PlanContext, role: str) -> ModelMemory | None:
 
 
 def _profile(config: ModelConfig) -> MemoryProfile:
-    """Return the sizes of a model with a family."""
+    """Return the memory profile of a model with a family."""
     windows = (config.sliding_window if config.has_window(layer) else 0 for layer in range(config.num_layers))
     return MemoryProfile(
         hidden_size=config.hidden_size,
@@ -176,7 +181,7 @@ def _profile(config: ModelConfig) -> MemoryProfile:
 
 
 def weight_bytes(config: ModelConfig, quant_format: QuantFormat) -> int:
-    """Return the bytes of all weights; embedding and head stay in 16 bits if the layers have 8."""
+    """Return the bytes of a model's weights; embedding and LM head have 16 bits even if the layers have 8."""
     if quant_format.weights == "none":
         return config.num_parameters * ITEM_BYTES
     kept = config.vocab_size * config.hidden_size * (1 if config.tied_embeddings else 2)
@@ -184,7 +189,7 @@ def weight_bytes(config: ModelConfig, quant_format: QuantFormat) -> int:
 
 
 def stored_format(source: Source, asked: ModelSource) -> QuantFormat:
-    """Return the format of a loaded model: the source's, or the recipe's if the source is not quantized."""
+    """Return the format of a model in the engine: the source's, or the recipe's if the source is not quantized."""
     found, wanted = source_format(source), asked.quantization
     return QuantFormat(
         wanted.weights if found.weights == "none" else found.weights,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that the artifacts of all backends share: checkpoints, tokenizer, prompts, plugins, Triton repository."""
+"""Steps that the artifacts of several backends share: checkpoints, tokenizer, prompts, plugins, Triton repository."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from trtspec.store.files import FileReader, Files
 from trtspec.store.step import Inputs, Step, StepProgress
 
 TEXT_MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
-# Checkpoints of target and draft, relative to a model of the repository.
+# Checkpoints of target and draft, relative to a model's directory in the repository.
 SERVED_PATHS = (from_model(checkpoint("target")), from_model(checkpoint("draft")))
 
 
 @dataclass(frozen=True)
 class CopyFiles(Step):
-    """Copy files under their names; `what` ("tokenizer", "prompts") is part of the step's name."""
+    """Step that copies files under their own names; `what`, such as "tokenizer", is part of the step's name."""
 
     VERSION: ClassVar[int] = 1
 
@@ -66,7 +66,7 @@ class CopyFiles(Step):
         return self.output_bytes
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
-        """Copy the files in parallel; return the digests of each file's segments (core/hashing.py) by file name."""
+        """Copy the files in parallel; return the segment digests (see core/hashing.py) by file name."""
         paths = self.source.paths
         with self.source.unchanged():
             segments = map_in_threads(lambda path: copy_hashed(path, out / path.name, progress.advance), paths)
@@ -74,9 +74,9 @@ class CopyFiles(Step):
 
 
 def plan_recipe_library(plugins: Sequence[str], gpu: str) -> LibrarySpec:
-    """Return the library of a recipe's plugins for CPUs and, unless `gpu` is "", for that GPU.
+    """Return the spec of the library with a recipe's plugins, for CPUs and for the GPU named `gpu` unless it is "".
 
-    Raise TrtspecError for a plugin that artifacts cannot use, an unsupported plugin or GPU, and a missing compiler.
+    Raise TrtspecError for a plugin that only builds use, an unsupported plugin or GPU, and a missing compiler.
     """
     for name in plugins:
         if name in HOST_PLUGINS:
@@ -86,21 +86,25 @@ def plan_recipe_library(plugins: Sequence[str], gpu: str) -> LibrarySpec:
 
 @dataclass(frozen=True)
 class CompilePlugins(Step):
-    """Compile a recipe's plugins into one shared library; the sources and compilers are part of the step's key."""
+    """Step that compiles a recipe's plugins into one shared library; sources and compilers are part of its key."""
 
     VERSION: ClassVar[int] = 1
 
     library: LibrarySpec
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Write the library, from the cache if it was compiled before. Raise StepError or StepTimeout."""
+        """Compile the library, or copy it from the cache. Raise StepError or StepTimeout if compilation fails."""
         progress.set_message(" ".join(self.library.plugins))
         shutil.copyfile(build_library(self.library), out / LIBRARY)
 
 
 @dataclass(frozen=True)
 class EmitRepository(Step):
-    """Write the models with a recipe's values; `models` are the hand-written ones and their digests (`read_models`)."""
+    """Base of the steps that write a Triton model repository for a recipe.
+
+    `models` are the paths and digests of trtspec's model files (see `read_models`), so that a changed file changes the
+    key.
+    """
 
     VERSION: ClassVar[int] = 3
 
@@ -115,15 +119,15 @@ class EmitRepository(Step):
 
     @abstractmethod
     def emit(self, out: Path) -> None:
-        """Write the models below `out`, an empty directory."""
+        """Write the models to the empty directory `out`."""
 
 
 @dataclass(frozen=True)
 class EmitModels(EmitRepository):
-    """Write the models of these names, with the same settings and parameters, and further files.
+    """Step that writes the named models, all with the same settings and parameters, and further files.
 
-    A model's source is in the folder `own` of the backend's hand-written models, or else a shared one. `documents` are
-    the texts of files by their paths in the repository.
+    A model's files come from the backend's own folder `own` if they exist there, otherwise from the shared models.
+    `documents` are the contents of the further files, by path in the repository.
     """
 
     serving: ServingSettings
@@ -150,14 +154,14 @@ def token_models(
     gpu_ids: Sequence[int] = (),
     greedy_only: bool = False,
 ) -> EmitModels:
-    """Return the step that emits a backend's own model of tokens, which starts its engine from documents.
+    """Return the step that emits the repository of a backend whose Python model runs its engine on token ids.
 
         ensemble -> tensorrt_llm
         preprocessing, postprocessing: for clients that call tensorrt_llm directly
 
-    `own` is the folder of its models. The paths in the `documents`, by file name, are relative to the model's
-    directory. Lengths are in tokens. `gpu_ids` are the GPUs that are visible to the engine, all if empty. `greedy_only`
-    rejects sampled requests.
+    `own` is the folder of the backend's models. `documents` are the files with the engine's arguments, by name; paths
+    in them are relative to the model's directory. Lengths are in tokens. `gpu_ids` are the GPUs that are visible to the
+    engine; empty means all. With `greedy_only`, sampled requests are rejected.
     """
     parameters: Parameters = {
         "tokenizer_dir": from_model(TOKENIZER),
@@ -171,7 +175,7 @@ def token_models(
 
 
 def read_models(own: Path | None = None) -> tuple[tuple[str, str], ...]:
-    """Return (relative path, SHA-256) of every hand-written model file, shared or the backend's `own`, sorted."""
+    """Return the sorted (relative path, SHA-256) of every model file of trtspec: shared ones and those in `own`."""
     found: list[tuple[str, str]] = []
     for root in filter(None, (model_repository_dir(), own)):
         files = (path for path in root.rglob("*") if path.is_file() and BYTE_CODE not in path.parts)
@@ -180,7 +184,7 @@ def read_models(own: Path | None = None) -> tuple[tuple[str, str], ...]:
 
 
 def conversion_steps(context: PlanContext, reader: FileReader) -> dict[str, ConvertCheckpoint]:
-    """Return the conversions by role: "target", and "draft" if there is a draft model."""
+    """Return the conversion steps by role: "target", and "draft" if there is a draft model."""
     recipe = context.resolved
     if context.target is None:
         raise ValueError("only a model with a family can be converted")
@@ -201,7 +205,7 @@ def conversion_steps(context: PlanContext, reader: FileReader) -> dict[str, Conv
 
 
 def copy_steps(context: PlanContext, reader: FileReader) -> dict[str, CopyFiles]:
-    """Return the steps that copy the checkpoints unchanged, by directory, for backends without conversion."""
+    """Return steps that copy each checkpoint unchanged, by directory in the artifact."""
     return {
         checkpoint(role): CopyFiles(role, reader.read(source.root, source.files))
         for role, source in context.sources.items()
@@ -209,7 +213,7 @@ def copy_steps(context: PlanContext, reader: FileReader) -> dict[str, CopyFiles]
 
 
 def padding_notes(context: PlanContext) -> tuple[str, ...]:
-    """Return a note if the draft's vocabulary is padded or cut."""
+    """Return a note if the draft's vocabulary is padded or cut to the target's size."""
     draft = context.draft
     if draft is None or not draft.padded_to:
         return ()
@@ -226,7 +230,7 @@ def plan_source_artifact(
     facts: Mapping[str, Any],
     problems: Callable[[], list[str]] = list,
 ) -> ArtifactPlan:
-    """Return the artifact of a backend whose engine, of the Python `package`, runs the checkpoints unchanged."""
+    """Return the artifact plan of a backend whose engine, the Python package `package`, runs checkpoints unchanged."""
     steps = {**copy_steps(context, reader), **companion_steps(context, reader), REPOSITORY: repository}
     gpu = {"name": name} if (name := context.resolved.engine.gpu) else {}
     return ArtifactPlan(steps, tools={package: context.version}, gpu=gpu, facts=facts, problems=problems)
@@ -245,9 +249,9 @@ def serving_settings(context: PlanContext) -> ServingSettings:
 
 
 def companion_steps(context: PlanContext, reader: FileReader) -> dict[str, Step]:
-    """Return the steps for the models' companion files: tokenizer, prompts of the gates, compiled plugins."""
+    """Return the steps for files next to the checkpoints: tokenizer, the prompts of the gates, compiled plugins."""
     recipe, source = context.resolved, context.sources["target"]
-    # config.json may be the only file with the end-of-text ids
+    # config.json can be the only file with the end-of-text ids
     documents = [*source.tokenizer_files, source.root / CONFIG]
     steps: dict[str, Step] = {TOKENIZER: CopyFiles("tokenizer", reader.read(source.root, documents))}
     if recipe.gates.prompts:
@@ -259,7 +263,7 @@ def companion_steps(context: PlanContext, reader: FileReader) -> dict[str, Step]
 
 
 def read_calibration(reader: FileReader, path: str | None) -> Files:
-    """Return a recipe's file of calibration prompts, or trtspec's own."""
+    """Return the file of calibration prompts at `path`, or trtspec's own prompts if it is None."""
     prompts = Path(path) if path else calibration_prompts()
     return reader.read(prompts.parent, [prompts])
 

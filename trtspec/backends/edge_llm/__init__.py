@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's TensorRT Edge-LLM: TensorRT engines for edge devices and related GPUs, without trtllm-build.
+"""Backend for NVIDIA's TensorRT Edge-LLM: TensorRT engines for edge devices and related GPUs, without trtllm-build.
 
-Its commands run in a separate environment; this package does not import it.
+Edge-LLM's commands run in a separate environment. This package does not import Edge-LLM.
 """
 
 from __future__ import annotations

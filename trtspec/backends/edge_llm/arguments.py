@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of Edge-LLM's commands and of its Python API for a recipe.
+"""Arguments of Edge-LLM's commands and of its Python API for a recipe.
 
-Values with a default are passed explicitly too. Option names: NVIDIA/TensorRT-Edge-LLM:experimental/builder/cli.py and
-tensorrt_edgellm/scripts/{export,quantize}.py @0.11.0; every key of `llm` in model.json is an argument of LLM
-(experimental/server/runtime/engine.py@0.11.0). Paths of commands are relative to the artifact's root.
+All options are passed explicitly, even with their default values. Option names are from
+NVIDIA/TensorRT-Edge-LLM:experimental/builder/cli.py and tensorrt_edgellm/scripts/{export,quantize}.py @0.11.0. Keys of
+`llm` in model.json are arguments of LLM (experimental/server/runtime/engine.py@0.11.0). Paths in commands are relative
+to the artifact's root.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ PASS_METHODS = ("dflash", "dspark")  # LLM sets their single step itself
 
 @dataclass(frozen=True)
 class DraftingSizes:
-    """The number of drafted and verified tokens in the runtime's terms; `tokens` is its num_speculative_tokens.
+    """Numbers of draft tokens in the terms of Edge-LLM's runtime; `tokens` is its num_speculative_tokens.
 
-    `top_k` tokens are drafted from each node, `steps` times. `verify_size` and `draft_size` are the numbers of nodes,
-    including the root, for which the engines of target and draft are built.
+    The drafter extends each node by `top_k` tokens, `steps` times. The target's engine is built for `verify_size` nodes
+    and the draft's engine for `draft_size` nodes, including the root.
     """
 
     top_k: int
@@ -39,10 +40,10 @@ class DraftingSizes:
 
 
 def drafting_sizes(context: PlanContext) -> DraftingSizes | None:
-    """Return a recipe's drafting sizes, None without a drafter.
+    """Return the drafting sizes of a recipe, or None without a drafter.
 
-    As in engine.py's _resolve_spec_decode_runtime_options: a chain verifies its tokens and the token before them. A
-    block of DFlash contains that token; a block of DSpark contains it unless the drafter samples from it.
+    The sizes follow engine.py's _resolve_spec_decode_runtime_options. A chain is verified with the token before it. A
+    DFlash block includes that token. A DSpark block includes it unless the drafter samples at that position.
     """
     method, shape = context.method_name, context.draft_shape
     if method == "none":
@@ -58,7 +59,7 @@ def drafting_sizes(context: PlanContext) -> DraftingSizes | None:
 
 
 def samples_from_anchor(context: PlanContext) -> bool:
-    """Return whether a DSpark drafter drafts at the last token's position, the default of its config."""
+    """Return whether a DSpark drafter also drafts at the position of the last token (the default of its config)."""
     config = context.sources["draft"].config
     inner = config.get("dspark_config")
     return bool({**config, **(inner if isinstance(inner, dict) else {})}.get("sample_from_anchor", True))
@@ -71,7 +72,7 @@ def aux_layers(context: PlanContext) -> tuple[int, ...]:
 
 
 def quantize_arguments(role: str, asked: Quantization, device: str) -> tuple[str, ...]:
-    """Return the argv that quantizes one checkpoint; the source checkpoints are below sources/."""
+    """Return the command line that quantizes the checkpoint of a role, with source checkpoints below sources/."""
     models = {
         "target": ("llm", "--model_dir", staged("target")),
         "draft": ("draft", "--base_model_dir", staged("target"), "--draft_model_dir", staged("draft")),
@@ -86,7 +87,7 @@ def quantize_arguments(role: str, asked: Quantization, device: str) -> tuple[str
 
 
 def export_arguments(role: str, method: str, sm: int) -> tuple[str, ...]:
-    """Return the argv that exports the target or the draft; a target with MTP layers includes them."""
+    """Return the command line that exports target or draft to ONNX for compute capability `sm` / 10."""
     target, draft = checkpoint("target"), checkpoint("draft")
     common = ("--dtype", "float16", "--int4-gemm-plugin-version", "2", "--target-sm", str(sm))
     if method == "none":
@@ -115,7 +116,7 @@ def build_command(context: PlanContext) -> tuple[str, ...]:
 
 
 def staged(role: str) -> str:
-    """Return the path of a source checkpoint in a quantization's working directory."""
+    """Return the path of a source checkpoint in the working directory of the quantization."""
     return f"sources/{role}"
 
 
@@ -124,7 +125,7 @@ def onnx(role: str) -> str:
 
 
 def model_json(context: PlanContext) -> dict[str, Any]:
-    """Return the document; paths are relative to the served model's directory."""
+    """Return the content of model.json; paths are relative to the served model's directory."""
     sizes, drafting = context.recipe.engine, drafting_sizes(context)
     llm: dict[str, Any] = {
         "model": from_model(checkpoint("target")),

@@ -3,9 +3,9 @@
 
     ensemble: edge_llm (1/model.json has the start arguments of Edge-LLM)
 
-Engines are built on the device that runs them, often from an artifact of another machine. If this machine cannot build
-them, the artifact contains the exported ONNX and a build script instead. Engines are served on the machine that built
-them, with Edge-LLM's Python API in a model of tritonserver, behind an ensemble with the tensors of NVIDIA's ensemble.
+Engines are built on the device that serves them, often from an artifact that another machine built. If this machine
+cannot build them, the artifact contains the exported ONNX and a build script instead. Engines are served by a Triton
+Python model over Edge-LLM's Python API, behind an ensemble with the tensors of NVIDIA's ensemble.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOOL_FACTS = ("version", "directory", "missing", "tensorrt", "driver", "why_no_e
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps. Raise TrtspecError if another Edge-LLM than the recipe's is installed."""
+    """Return the steps of an artifact; raise TrtspecError if the installed Edge-LLM is not the recipe's version."""
     engine_, tools = context.resolved.engine, probe_toolchain(context.version, context.resolved.engine.gpu)
     command, facts = arguments.build_command(context), _facts(context, tools)
     sources = {role: _stage(context, reader, role, source) for role, source in context.sources.items()}
@@ -84,7 +84,7 @@ def _stage(context: PlanContext, reader: FileReader, role: str, source: Source) 
 def _quantized(
     context: PlanContext, reader: FileReader, sources: Mapping[str, Step], tools: EdgeToolchain
 ) -> dict[str, Step]:
-    """Return the quantizations of sources that are not quantized, as far as the recipe requests them."""
+    """Return the quantization steps that the recipe requests for 16-bit sources, by role."""
     found: dict[str, Step] = {}
     for role, _, asked in recipe_models(context):
         wanted, source = asked.quantization, context.sources[role]
@@ -124,7 +124,7 @@ def _run(
 
 
 def _facts(context: PlanContext, tools: EdgeToolchain) -> dict[str, str]:
-    """Return the facts that engines depend on in addition to the checkpoints, as far as they are available here."""
+    """Return the versions and hardware that engines depend on, as far as they are known on this machine."""
     gpu = find_gpu(context.resolved.engine.gpu)
     return {
         "Edge-LLM": context.version,
@@ -145,9 +145,10 @@ def _notes(command: tuple[str, ...], tools: EdgeToolchain, target: StageCheckpoi
 
 
 def repository_step(document: Mapping[str, Any], concurrency: int, *, streaming: bool) -> EmitModels:
-    """Return the step that emits the models; `document` is `model_json`, `concurrency` the number of parallel requests.
+    """Return the step that emits the models; `document` is the content of model.json.
 
-    Edge-LLM batches requests itself: its model gets single requests as they arrive.
+    `concurrency` is the number of parallel requests. Edge-LLM batches requests itself, so its model receives single
+    requests as they arrive.
     """
     unbatched = ServingSettings(max_batch_size=0, streaming=streaming)
     parameters: Parameters = {"tokenizer_dir": from_model(TOKENIZER), "concurrency": concurrency}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of Edge-LLM's artifacts: stage a checkpoint, run one of its commands, write a script for the device."""
+"""Steps of Edge-LLM's artifacts: stage a checkpoint, run one of Edge-LLM's commands, write a build script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trtspec.store.step import Inputs, Step, StepProgress
 
 REPRODUCE = "reproduce.sh"
 NO_KEY = {"key": False}
-# by command and --spec-type; the names are from experimental/builder/core/contracts.py@0.11.0 and the exporter
+# by use of speculation; the names are from experimental/builder/core/contracts.py@0.11.0 and the exporter
 ENGINES = {False: ("llm.engine", "config.json"), True: ("spec_base.engine", "spec_draft.engine", "base_config.json")}
 EXPORTED = ("llm/model.onnx", "llm/config.json")
 CHECKPOINT = ("config.json",)
@@ -43,7 +43,7 @@ def check_files(out: Path, names: tuple[str, ...], command: str) -> None:
 
 
 def check_engines(out: Path, sizes: Mapping[str, int]) -> None:
-    """Raise StepError if the engines were not built for the requested sizes."""
+    """Raise StepError if the engines in `out` were not built for the requested sizes."""
     config = next(path for path in (out / "base_config.json", out / "config.json") if path.is_file())
     built = read_json(config, MAX_CONFIG_BYTES).get("builder_config")
     found = built if isinstance(built, dict) else {}
@@ -54,11 +54,11 @@ def check_engines(out: Path, sizes: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True)
 class StageCheckpoint(CopyFiles):
-    """Copy a checkpoint's files; `what` is its role.
+    """Step that copies a checkpoint's files; `what` is its role.
 
     `plain_template` adds a missing chat template. `target_layers` are the target layers whose inputs an EAGLE-3 drafter
-    reads: NVIDIA/TensorRT-Edge-LLM:experimental/builder/models/eagle3/configuration.py@0.11.0 reads them only under
-    this key and otherwise uses EAGLE's default layers.
+    reads, written to config.json under target_layer_ids. Edge-LLM reads them only under this key and otherwise uses
+    EAGLE's default layers (NVIDIA/TensorRT-Edge-LLM:experimental/builder/models/eagle3/configuration.py@0.11.0).
     """
 
     VERSION: ClassVar[int] = 1
@@ -83,11 +83,12 @@ class StageCheckpoint(CopyFiles):
 
 @dataclass(frozen=True)
 class RunEdgeTool(Step):
-    """Run a command in a directory of symbolic links to its input checkpoints and its output `writes`.
+    """Step that runs one of Edge-LLM's commands in a directory with symbolic links to its inputs and its output.
 
-    `argv` is the command; `action` and `role` form the step's name. `checkpoints` are the input checkpoints of the
-    roles in `reads`. `version` is Edge-LLM's. `machine` describes the machine that engines depend on, "" for output
-    that does not depend on it. The first `samples` prompts of `prompts` are used for calibration.
+    `argv` is the command; `action` and `role` are the step's name. `checkpoints` are the inputs for the roles in
+    `reads`, and `writes` is the output's path in the directory. `version` is Edge-LLM's version. `machine` describes
+    the machine on which engines depend; it is "" for portable output. The first `samples` prompts in `prompts` are used
+    for calibration.
     """
 
     VERSION: ClassVar[int] = 1
@@ -112,7 +113,7 @@ class RunEdgeTool(Step):
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of the checkpoint's tensors, an estimate of the output."""
+        """Return the bytes of the checkpoint's tensors as an estimate of the output's size."""
         return self.stored_bytes
 
     @property
@@ -124,7 +125,7 @@ class RunEdgeTool(Step):
         return self.argv
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Run the command and check its output. Raise StepError or StepTimeout."""
+        """Run the command and check its output files; raise StepError or StepTimeout."""
         progress.set_message(self.argv[0])
         path_of = staged if self.argv[0] == QUANTIZE else checkpoint
         links = {path_of(role): inputs[step] for role, step in zip(self.reads, self.checkpoints, strict=True)}
@@ -140,7 +141,7 @@ class RunEdgeTool(Step):
         self._check(out)
 
     def _texts(self, prompts: Path, source: Path) -> list[str]:
-        """Return the texts for calibration without special tokens, which the command adds to every text."""
+        """Return the calibration texts without special tokens, because the command adds them to each text."""
         tokenizer, chosen = Tokenizer(source), load_prompts(prompts, source)[: self.samples]
         return [
             (tokenizer.as_plain(each.text) if isinstance(each.text, RenderedText) else None) or each.text
@@ -148,7 +149,7 @@ class RunEdgeTool(Step):
         ]
 
     def _variables(self, workdir: Path, devices: tuple[str, ...]) -> dict[str, str]:
-        """Return the command's environment: its own directory first on PATH, and no access to the hub."""
+        """Return the command's environment: its own directory is first on PATH, and the Hugging Face hub is offline."""
         scratch = {"HF_HOME": str(workdir / "hf"), "HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
         passed = {key: os.environ[key] for key in ("OMP_NUM_THREADS",) if key in os.environ}
         path = {"PATH": os.pathsep.join(filter(None, (self.directory, os.environ.get("PATH", ""))))}
@@ -167,10 +168,7 @@ class RunEdgeTool(Step):
 
 @dataclass(frozen=True)
 class DescribeBuild(Step):
-    """Write a script that builds an artifact's engines on the target machine.
-
-    `facts` describe the expected machine; the script contains them as comments.
-    """
+    """Step that writes a script to build an artifact's engines; `facts` become comments about the device."""
 
     VERSION: ClassVar[int] = 1
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a recipe against its release of Edge-LLM, and migrate recipes from trtllm-build to it.
+"""Checks of a recipe against its release of Edge-LLM, and migration of recipes from trtllm-build to Edge-LLM.
 
-The last version of trtllm-build is 1.2.1; Edge-LLM's builder supports other GPUs.
+The last version of trtllm-build is 1.2.1. Edge-LLM's builder supports other GPUs.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield a problem if the drafter reads target layers that Edge-LLM does not provide."""
+    """Yield an error or a warning if the drafter reads target layers that Edge-LLM does not provide."""
     layers, target = aux_layers(context), context.target_config
     if not layers or target is None:
         return
@@ -100,7 +100,7 @@ def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def _check_formats(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
-    """Yield dtypes, quantizations and parallelism of target and draft that Edge-LLM does not support."""
+    """Yield errors for dtypes, quantizations and parallelism of target and draft that Edge-LLM does not support."""
     gpu = context.gpu
     for role, path, asked in recipe_models(context):
         wanted, stored, section = asked.quantization, source_format(context.sources[role]), f"{path}.quantization"

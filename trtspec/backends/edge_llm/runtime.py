@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge-LLM's Python API: start it on prebuilt engines, and one request to it and its response as plain values.
+"""Access to Edge-LLM's Python API: loading prebuilt engines, and requests and responses as plain values.
 
-By default it would build its own engines.
+By default, that API would build its own engines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ CACHE_GB = 1e6  # large enough that nothing is evicted from this process's priva
 
 
 def load(root: Path, version: int, cache: Path) -> Any:
-    """Start Edge-LLM on an artifact's engines. Raise TrtspecError if it would use other engines."""
+    """Start Edge-LLM with an artifact's engines; raise TrtspecError if it would use other engines.
+
+    `root` is the directory of the served model, and `cache` an empty directory for Edge-LLM's cache.
+    """
     from experimental.server import LLM
 
     document = json.loads((root / str(version) / "model.json").read_text(encoding="utf-8"))
@@ -39,7 +42,7 @@ def load(root: Path, version: int, cache: Path) -> Any:
 
 
 def link_engines(engines: str, arguments: dict[str, Any], cache: Path) -> Any:
-    """Link Edge-LLM's cache entry for these arguments to `engines`; return its build options."""
+    """Create the entry of Edge-LLM's cache for these arguments as a link to `engines`; return its BuildOptions."""
     from experimental.server.runtime.engine_build import BuildOptions, bundle_cache_path
 
     speculation = arguments.get("speculative_config", {})
@@ -57,7 +60,7 @@ def link_engines(engines: str, arguments: dict[str, Any], cache: Path) -> Any:
 
 @dataclass(frozen=True)
 class EdgeRequest:
-    """A request: its text, maximal length and sampling; `alone` disables drafts."""
+    """A request to Edge-LLM: text, maximum number of new tokens, sampling, stop texts; `alone` disables drafts."""
 
     text: str
     max_tokens: int
@@ -68,7 +71,7 @@ class EdgeRequest:
 
 @dataclass
 class EdgeResponse:
-    """The text of one request so far; `unsent` is the part that the client has not received."""
+    """The generated text of one request so far; `unsent` is the part that was not yet sent to the client."""
 
     stop: tuple[str, ...]
     unsent: str
@@ -80,11 +83,11 @@ class EdgeResponse:
 
     @property
     def stats(self) -> Stats:
-        """Return the counts so far; Edge-LLM does not report drafts."""
+        """Return the token counts so far; Edge-LLM does not report draft counts."""
         return Stats(self.prompt_tokens, self.new_tokens)
 
     def add(self, delta: Any) -> None:
-        """Append generated text; a stop text completes the response and ends it."""
+        """Append generated text; the response is complete after a stop text. Raise TrtspecError if Edge-LLM aborted."""
         begin = len(self.text)
         self.text += delta.text
         self.new_tokens += len(delta.token_ids)
@@ -100,7 +103,7 @@ class EdgeResponse:
         self.unsent += self.text[begin:]
 
     def take(self) -> list[tuple[str, Array]]:
-        """Return the tensors of one response; the counts cover the whole text so far."""
+        """Return the output tensors with the unsent text and the token counts of the whole response so far."""
         text, self.unsent = self.unsent, ""
         return [
             ("text_output", np.array([text.encode()], object)),
@@ -110,7 +113,7 @@ class EdgeResponse:
 
 
 def sampling_params(asked: EdgeRequest) -> Any:
-    """Return Edge-LLM's SamplingParams; sampled requests disable drafts, which would make them greedy."""
+    """Return Edge-LLM's SamplingParams; drafts are disabled for sampled requests, which would otherwise be greedy."""
     from experimental.server import SamplingParams
 
     sampling: dict[str, Any] = {"temperature": 0.0, "top_k": 1, "top_p": 1.0}

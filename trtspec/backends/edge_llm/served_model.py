@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to text, on Edge-LLM's Python API with the arguments of model.json in this directory.
+"""Triton model that generates text with Edge-LLM's Python API; model.json in its directory has the API's arguments.
 
-Edge-LLM tokenizes, so requests and responses contain texts. Its API would build new engines; a private cache directory
-redirects it to the artifact's engines. Stop texts are detected here, as with the other engines.
+Edge-LLM tokenizes, so requests and responses contain text. Its API would build new engines; an entry in a private cache
+directory makes it use the artifact's engines. Stop texts are matched in this model, like with the other engines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LIMITS = TokenLimits(max_seq_len=1 << 31)  # Edge-LLM enforces its own limit
 
 
 class TritonPythonModel:
-    """Triton calls initialize, execute and finalize by name."""
+    """The model class; Triton calls initialize, execute and finalize by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
@@ -62,7 +62,7 @@ class TritonPythonModel:
         self.shutdown.close()
 
     def serve(self, request: Any, text: RequestMetrics) -> Any:
-        """Serve one request; return its response if the model is not decoupled."""
+        """Serve one request; return its response unless the model is decoupled."""
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         try:
             inputs = RequestTensors(pb_utils, request)
@@ -93,7 +93,7 @@ class TritonPythonModel:
         return responder.response
 
     def read(self, inputs: RequestTensors) -> EdgeRequest:
-        """Return the request of the tensors. Raise TrtspecError for unsupported features."""
+        """Return the request in the input tensors; raise TrtspecError for unsupported features."""
         inputs.reject_undeclared(self.inputs, ENGINE)
         check_unsupported(inputs, ENGINE)
         if inputs.scalar("return_generation_logits", False):
@@ -114,7 +114,7 @@ class TritonPythonModel:
         """Return an iterator over the generated text; closing it ends the request."""
         params = sampling_params(asked)
         messages = [{"role": "user", "content": asked.text}]
-        # its public calls apply a chat template, unlike the completions of its HTTP server
+        # LLM's public methods apply a chat template, unlike completions of Edge-LLM's HTTP server
         plain = {"apply_chat_template": False, "add_generation_prompt": False}
         request = self.llm._make_generation_request(messages, params, **plain)
         return self.llm.generate_stream(messages, params, prebuilt_request=request)

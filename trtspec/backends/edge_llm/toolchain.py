@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features of each release of Edge-LLM, and its commands on this machine with the GPU that they can build for.
+"""Facts about each Edge-LLM release, and the detection of its commands and of suitable GPUs on this machine.
 
-TRTSPEC_EDGE_LLM is the environment that contains them; by default they are searched on PATH. Edge-LLM is not imported.
+The environment variable TRTSPEC_EDGE_LLM is the path of the environment with the commands; by default they are searched
+on PATH. Edge-LLM is not imported.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ PACKAGE = "tensorrt-edgellm"
 
 @dataclass(frozen=True)
 class Platform:
-    """One platform with published native libraries.
+    """A platform with published native libraries of Edge-LLM.
 
-    `sm` is the GPU's compute capability times ten, `tensorrt` are the compatible versions of TensorRT.
+    `sm` is the GPU's compute capability times ten. `tensorrt` are the compatible versions of TensorRT.
     """
 
     sm: int
@@ -41,7 +42,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class EdgeRelease:
-    """One release; `methods` maps trtspec's method names to its own; `models`, `mtp_models` are model_type values."""
+    """A release of Edge-LLM; `methods` are its names by trtspec's, `models` and `mtp_models` are model_type values."""
 
     version: str
     source: str
@@ -57,23 +58,23 @@ class EdgeRelease:
         return sorted({platform.sm for platform in self.platforms})
 
     def tensorrt_for(self, sm: int) -> list[str]:
-        """Return the versions of TensorRT for a GPU, empty if the release does not support it."""
+        """Return the TensorRT versions for compute capability `sm` / 10; empty if the release does not support it."""
         return sorted({version for platform in self.platforms if platform.sm == sm for version in platform.tensorrt})
 
 
 @cache
 def releases() -> dict[str, EdgeRelease]:
-    """Return the known releases by version, oldest first; other versions have the nearest one's facts."""
+    """Return the known releases by version, oldest first; looking up another version returns the nearest release."""
     found = TypeAdapter(list[EdgeRelease]).validate_python(load_package_yaml(Path(__file__).with_name("versions.yaml")))
     return KnownReleases({release.version: release for release in found})
 
 
 @dataclass(frozen=True)
 class EdgeToolchain:
-    """Edge-LLM on this machine. `directory` holds its commands; if it is "", `missing` is the reason.
+    """The installation of Edge-LLM on this machine; `directory` contains its commands.
 
-    `tensorrt` and `driver` are "" if engines cannot be built here; then `why_no_engines` is the reason. `device` is the
-    device for quantization.
+    If Edge-LLM is not installed, `directory` is "" and `missing` is the reason. If engines cannot be built, `tensorrt`
+    and `driver` are "" and `why_no_engines` is the reason. `devices` are the ids of the suitable GPUs.
     """
 
     version: str
@@ -93,7 +94,7 @@ class EdgeToolchain:
         return not (self.missing or self.why_no_engines)
 
     def lack(self) -> Diagnostic | None:
-        """Return the diagnostic of a missing toolchain, None if it is present."""
+        """Return a diagnostic if Edge-LLM is not installed, otherwise None."""
         if not self.missing:
             return None
         message = f"cannot export on this machine: {EXPORT} {self.missing}"
@@ -104,14 +105,14 @@ class EdgeToolchain:
 
 
 def command_directory() -> str:
-    """Return the directory of Edge-LLM's commands, "" if they are not installed."""
+    """Return the directory of Edge-LLM's commands; "" if they are not installed."""
     asked = os.environ.get(ENVIRONMENT)
     found = shutil.which(EXPORT, path=str(Path(asked) / "bin")) if asked else shutil.which(EXPORT)
     return str(Path(found).parent) if found else ""
 
 
 def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
-    """Return the toolchain for a release and a GPU. Raise TrtspecError if another release is installed."""
+    """Return the toolchain for a release and a GPU; raise TrtspecError if another release is installed."""
     asked = os.environ.get(ENVIRONMENT)
     directory = command_directory()
     if not directory:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch engine behind Triton's Python backend: runs converted checkpoints on any machine's CPU or GPU."""
+"""Backend for the torch engine behind Triton's Python backend: runs converted checkpoints on CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ PACKAGES = ("torch", "transformers", "tokenizers")
 
 
 def probes() -> list[DoctorCheck]:
-    """Check the packages, GPUs and kernels; a machine without GPU or kernels passes, because they only affect speed."""
+    """Return checks of packages, GPUs and kernels; missing GPUs or kernels pass, because they affect only the speed."""
     from trtspec.kernels.build import find_libraries  # imports the compilers' flags, which only this command needs
 
     packages = [check_package(package, "pip install 'trtspec[embedded]'") for package in PACKAGES]
-    devices = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))  # of the driver, without loading CUDA
+    devices = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))  # read from the driver, without CUDA
     gpus = f"{devices} NVIDIA GPUs" if devices else "none; the torch engine uses the CPU"
     kernels = next(map(str, find_libraries()), "not compiled; torch verifies drafts (trtspec plugins build)")
     return [*packages, DoctorCheck("gpu", True, gpus), DoctorCheck("kernels", True, kernels)]
 
 
 def check(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield warnings for keys without effect and for lengths that change texts, and errors of the drafter."""
+    """Yield warnings for keys without effect and for lengths that change the output, and errors for the drafter."""
     engine, serving = context.recipe.engine, context.recipe.serving
     yield from check_extra(context, "the torch engine")
     for key in sorted(engine.build.model_fields_set):
@@ -53,7 +53,7 @@ def check(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def _check_vocabulary(context: PlanContext) -> Diagnostic:
-    """Return how much of the target's vocabulary the draft shares: a warning, or an error without overlap."""
+    """Return a diagnostic with the share of the target's tokens that the draft can draft; an error if it is zero."""
     sources = [context.sources[role] for role in ("target", "draft")]
     message = "draft and target have different tokenizers"
     try:
@@ -73,7 +73,7 @@ def _check_vocabulary(context: PlanContext) -> Diagnostic:
 
 
 def _check_longrope(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield a warning if short texts get LongRoPE's factors for long texts."""
+    """Yield a warning if LongRoPE's factors for long texts would also be applied to short texts."""
     longest = context.recipe.engine.max_seq_len
     for path, config in (("target", context.target_config), ("speculation.draft", context.draft_config)):
         scaling = config.rope_scaling if config else None
@@ -87,7 +87,7 @@ def _check_longrope(context: PlanContext) -> Iterator[Diagnostic]:
 
 BACKEND = Backend(
     summary="torch on this machine's CPU or GPU",
-    # those for which the torch engine has a drafter, without importing their modules and torch
+    # methods with a drafter for the torch engine, found without importing their modules and torch
     methods=lambda: {name: name for name in extension_names("trtspec.methods", "drafter")},
     memory=plan_memory,
     plan=deferred(f"{__name__}.artifact:plan_artifact"),

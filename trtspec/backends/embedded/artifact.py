@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact of the torch engine: converted checkpoints, and the Triton repository ensemble -> tensorrt_llm.
+"""The artifact of the torch engine: converted checkpoints, and a Triton repository with ensemble -> tensorrt_llm.
 
-preprocessing and postprocessing are for clients that call tensorrt_llm directly.
+The models preprocessing and postprocessing are for clients that call tensorrt_llm directly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trtspec.store.files import FileReader
 def repository_step(
     serving: ServingSettings, settings: EngineSettings, *, has_draft: bool, vocab_size: int = 0
 ) -> EmitModels:
-    """Return the step that emits the models; `vocab_size` is the number of the target's logits."""
+    """Return the step that emits the models; `vocab_size` is the width of the target's logits."""
     parameters: Parameters = {
         "tokenizer_dir": from_model(TOKENIZER),
         "gpt_model_path": from_model(checkpoint("target")),

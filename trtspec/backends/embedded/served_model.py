@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids to token ids, on the torch engine.
+"""Triton model that generates token ids with the torch engine.
 
-Requests join the engine's running batch on arrival. Responses are sent from the engine's single thread, under the lock
-that also guards the rejections of `execute`.
+Requests join the engine's running batch when they arrive. Responses are sent from the engine's single thread, under a
+lock that also protects rejections sent by `execute`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LOOKAHEAD_SIZES = {
 
 
 class TritonPythonModel:
-    """Triton calls initialize, execute and finalize by name."""
+    """The model class; Triton calls initialize, execute and finalize by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
@@ -70,7 +70,7 @@ class TritonPythonModel:
             replace(engine_settings, kernels=candidate_libraries(artifact)),
             settings.path("tokenizer_dir"),
         )
-        if settings.flag("warmup"):  # here, because Triton's warm-up does not wait for responses of decoupled models
+        if settings.flag("warmup"):  # Triton's own warm-up does not wait for responses of decoupled models
             warm_up(self.engine)
         self.metrics = EngineMetrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
         self.engine.set_draft_failure_callbacks(self.metrics.fallback, self.metrics.breaker)
@@ -86,7 +86,7 @@ class TritonPythonModel:
         self.shutdown.close()
 
     def start(self, request: Any) -> Generation:
-        """Submit one request to the engine; a request that cannot be served is answered here."""
+        """Submit a request to the engine; an invalid request is answered with an error immediately."""
         text = self.metrics.text()
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         generation = Generation(responder, text, self.departures)
@@ -112,9 +112,9 @@ class TritonPythonModel:
         return generation
 
     def stop(self, request_id: str, answer: Generation) -> None:
-        """Stop the running request with this id, and send an empty response to the stop request.
+        """Stop the running request with this id and send an empty response to the stop request, like NVIDIA's model.
 
-        NVIDIA's model does the same. Clients choose ids; a request without an id cannot be stopped this way.
+        Ids are chosen by clients. A request without an id cannot be stopped.
         """
         if request_id and (running := self.by_id.get(request_id)) is not None:
             running.is_stopped = True
@@ -139,24 +139,24 @@ class TritonPythonModel:
 
 
 class Generation:
-    """One running request: collects the engine's updates and sends the responses."""
+    """A running request: receives the engine's updates and sends the responses."""
 
     def __init__(self, responder: Responder, text: RequestMetrics, departures: CancellationWatcher) -> None:
         self.responder, self.text = responder, text
         self.streaming = self.is_stopped = False
-        self.unsent: Any = None  # Unsent, once the request's tensors are read
+        self.unsent: Any = None  # UnsentTokens, once the request's tensors are read
         self.handle: RequestHandle | None = None
         # polled in a separate thread: each poll is a message to the server, during which the engine would wait
         self.watch = departures.watch(responder.is_cancelled, self.drop)
 
     def begin(self, handle: RequestHandle) -> None:
-        """Store the handle that cancels the request, and cancel it if the client has disconnected."""
+        """Store the handle that can cancel the request; cancel it at once if the client has already disconnected."""
         self.handle = handle
         if self.watch.has_left:
             self.drop()
 
     def on_update(self, update: Update) -> None:
-        """Process an update in the engine's thread; errors here must not end that thread."""
+        """Process an update in the engine's thread; exceptions are logged, because they must not end that thread."""
         try:
             if update.finish_reason:
                 self.watch.close()
@@ -179,7 +179,7 @@ class Generation:
 
 
 def read_lookahead(inputs: RequestTensors) -> dict[str, int]:
-    """Return the lookahead sizes of a request: all three, or usually none."""
+    """Return the lookahead sizes of a request, or {} if none is set; raise TrtspecError if only some are set."""
     sizes = {option: inputs.scalar(name) for option, name in LOOKAHEAD_SIZES.items()}
     present = {option: size for option, size in sizes.items() if size is not None}
     if present and present != sizes:
@@ -188,7 +188,7 @@ def read_lookahead(inputs: RequestTensors) -> dict[str, int]:
 
 
 def refuse_lossy(inputs: RequestTensors) -> None:
-    """Raise TrtspecError for a constant acceptance threshold with draft logits, which would not be exact."""
+    """Raise TrtspecError for an acceptance threshold in combination with draft logits, which would be lossy."""
     threshold = inputs.scalar("draft_acceptance_threshold")
     if threshold is not None and inputs.array("draft_logits") is not None:
         message = f"draft_acceptance_threshold {threshold:.6g} with draft_logits would change the text's distribution; "

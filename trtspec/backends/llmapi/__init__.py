@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-LLM's LLM API: runs Hugging Face checkpoints, including quantized ones, on the PyTorch backend."""
+"""Backend for TensorRT-LLM's LLM API: runs unconverted checkpoints, also quantized ones, on its PyTorch backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtspec.backends.llmapi.check import check
 from trtspec.recipe.schema import Recipe
 
 PACKAGE = "tensorrt_llm"
-# EAGLE-3 heads that the authors publish for a target (SafeAILab/EAGLE:README.md).
+# EAGLE-3 heads published by the method's authors, by target (SafeAILab/EAGLE:README.md).
 EAGLE3_HEADS = {
     "lmsys/vicuna-13b-v1.3": "yuhuili/EAGLE3-Vicuna1.3-13B",
     "meta-llama/Llama-3.1-8B-Instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
@@ -35,7 +35,7 @@ ELSEWHERE = {
 
 
 def _versions() -> list[str]:
-    """Return every supported release, candidates first, so that the default is the newest final release."""
+    """Return all supported releases, release candidates first, so that the default is the newest final release."""
     releases = [release.version for spec in version_specs().values() for release in spec.releases]
     return sorted(releases, key=lambda version: "rc" not in version)
 
@@ -46,7 +46,7 @@ def _methods() -> Mapping[str, str]:
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:
-    """Move a recipe here from TensorRT engines or from another version of the LLM API.
+    """Migrate a recipe from TensorRT engines or from another version of the LLM API.
 
     1.2.1 is the last version with trtllm-build (NVIDIA/TensorRT-LLM pulls 15763, 15907 and 15918). The PyTorch backend
     does not support Medusa, EAGLE-1/2, lookahead and ReDrafter (docs/source/legacy/tensorrt-backend-removal.md).

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of TensorRT-LLM's `LLM` in model.yaml, in the spelling of its version.
+"""The arguments of TensorRT-LLM's `LLM` in model.yaml, with the field names of its version.
 
-Every key except `triton_config` is an argument of LLM; NVIDIA/TensorRT-LLM:
+All keys except `triton_config` are arguments of LLM; NVIDIA/TensorRT-LLM:
 triton_backend/all_models/llmapi/tensorrt_llm/1/model.yaml@0ebb1536, tensorrt_llm/llmapi/llm_args.py. Names and fields
-of speculation come from the version's spec (backends/common/trtllm_versions); this module sets each method's values.
+of speculation come from the version's spec (backends/common/trtllm_versions). This module sets the values.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from trtspec.recipe.schema import ScheduledLen
 KNOBS = frozenset({"schedule", "acceptance_rate_threshold", "acceptance_window"})
 # Default number of steps for the average acceptance rate: a few seconds, so that no single text dominates.
 WINDOW_STEPS = 1000
-# Versions from here on draft trees and verify sampled requests against the target's own sample
+# First minor version that drafts trees, and that verifies sampled requests against the target's own sample
 # (NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396; pulls 14745 and 15775).
 DRAFTS_TREES = SAMPLES_WITH_DRAFTS = (1, 3)
-# Versions from here on honour a request's sampling options; earlier ones always take the argmax (Ataraksia/
+# First minor version that applies a request's sampling options; earlier ones always take the argmax (Ataraksia/
 # TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py@a451bf93, which merges 1.1.0rc6).
 SAMPLES = (1, 1)
-# The methods with exact sampling in those versions. eagle3 and mtp take the argmax (NVIDIA/TensorRT-LLM:tensorrt_llm/
+# Methods with exact sampling from 1.1 to 1.2. eagle3 and mtp take the argmax (NVIDIA/TensorRT-LLM:tensorrt_llm/
 # _torch/speculative/eagle3.py@001e6700); draft_target accepts argmax drafts as if they were sampled, which changes the
 # distribution (model_drafter.py there, process_static_draft_outputs).
 SAMPLING_METHODS = ("none", "ngram")
-# Without it a draft token is accepted if the target samples the same token, which also keeps the target's distribution.
+# If false, a draft token is accepted if the target samples the same token, which also keeps the target's distribution.
 REJECTION = "use_rejection_sampling"
 
 
 def target_architecture(context: PlanContext) -> str:
-    """Return the target's class from its config.json, or ""."""
+    """Return the target's model class from its config.json, or ""."""
     if context.target_config:
         return context.target_config.architecture
     return source_architecture(context.sources["target"])
 
 
 def _length_fields(context: PlanContext) -> dict[str, Any]:
-    """Return the speculative_config fields for a recipe's schedule and threshold, in the version's counting scheme."""
+    """Return the speculative_config fields for a recipe's schedule and acceptance threshold."""
     speculation, api = context.recipe.speculation, find_version_spec(context.version).api
     fields: dict[str, Any] = {}
     if drafting := drafting_part(context):
@@ -59,17 +59,17 @@ def _length_fields(context: PlanContext) -> dict[str, Any]:
 
 
 def drafting_part(context: PlanContext) -> list[ScheduledLen]:
-    """Return the part of a schedule that drafts at least one token."""
+    """Return the entries of the recipe's schedule that draft at least one token."""
     return [entry for entry in context.recipe.speculation.schedule if entry.draft_len]
 
 
 def schedule_field(drafting: list[ScheduledLen]) -> str:
-    """Return the field for a schedule: a single length only limits the number of requests."""
+    """Return the speculative_config field for a schedule; a single draft length only needs a limit of requests."""
     return "max_concurrency" if len(drafting) == 1 else "draft_len_schedule"
 
 
 def _counted(drafting: list[ScheduledLen], counts: str) -> dict[int, int]:
-    """Return draft lengths by number of requests in a version's counting scheme: up to, or from, that number."""
+    """Return the draft lengths by number of requests; `counts` is the meaning of that number: "up_to" or "from"."""
     if counts == "up_to":  # beyond the last entry nothing is drafted
         return {entry.max_batch: entry.draft_len for entry in drafting}
     firsts = [1, *(entry.max_batch + 1 for entry in drafting)]
@@ -77,7 +77,7 @@ def _counted(drafting: list[ScheduledLen], counts: str) -> dict[int, int]:
 
 
 def is_greedy_only(context: PlanContext) -> bool:
-    """Return whether sampled requests would not follow the target's distribution and must be rejected."""
+    """Return whether sampled requests must be rejected, because they would not follow the target's distribution."""
     minor = minor_version(context.version)
     if minor >= SAMPLES_WITH_DRAFTS:
         return False
@@ -85,16 +85,16 @@ def is_greedy_only(context: PlanContext) -> bool:
 
 
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
-    """Return the LLM API's speculative_config; empty for the target alone.
+    """Return the LLM API's speculative_config; empty for the method none.
 
-    `draft_path` is a directory or a hub id. The caller has checked that the version supports the context's method.
+    `draft_path` is a directory or a hub id. The version must support the recipe's method.
     """
     method = context.method_name
     if method == "none":
         return {}
     api = find_version_spec(context.version).api
     kind = api.methods[method]
-    # the draft length: for MTP it once was the number of its layers
+    # the field for the draft length; older versions use the number of MTP layers
     length = next(name for name in ("num_nextn_predict_layers", "max_draft_len") if name in kind.required)
     config: dict[str, Any] = {"decoding_type": kind.name, length: context.draft_shape.max_depth}
     if api.draft_key in kind.required:
@@ -105,15 +105,15 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
 
 
 def verifies_with_logits(context: PlanContext) -> bool:
-    """Return whether the version can enable or disable the verification of sampled drafts with draft probabilities."""
+    """Return whether the version has a field to verify sampled drafts with the draft's probabilities."""
     kind = find_version_spec(context.version).api.methods[context.method_name]
     return REJECTION in kind.fields
 
 
 def step_tokens(context: PlanContext) -> int:
-    """Return the draft tokens of a request in a step; PARD verifies the next step's masks too.
+    """Return the draft tokens per request and step; for PARD, a step also includes the next step's mask tokens.
 
-    NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, PARDDecodingConfig.tokens_per_gen_step.
+    Source: NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, PARDDecodingConfig.tokens_per_gen_step.
     """
     tokens = context.draft_shape.max_tokens
     return 2 * tokens - 1 if context.method_name == "pard" else tokens
@@ -139,14 +139,14 @@ def _option_fields(context: PlanContext) -> dict[str, Any]:
             fields["global_pool_size"] = options.max_cached_requests
         return fields
     if context.method_name == "pard":
-        # config.json may have two mask keys, and upstream prefers the other one
+        # explicit, because upstream prefers another key if config.json has two keys for the mask token
         mask = mask_token(context.sources["draft"])
         return {} if mask is None else {"mask_token_id": mask}
     return {}
 
 
 def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
-    """Return the document; paths are directories relative to the served model's, or hub ids."""
+    """Return the content of model.yaml; paths are hub ids, or directories relative to the served model's directory."""
     recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
     fraction = recipe.serving.kv_cache_fraction
     kv_cache: dict[str, Any] = {"free_gpu_memory_fraction": fraction, "enable_block_reuse": True}
@@ -174,6 +174,6 @@ def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -
         document["revision"] = revision
     if speculation := speculative_config(context, draft_path):
         document["speculative_config"] = speculation
-    # the same as in config.pbtxt, for servers that complete model configurations from here
+    # the same as in config.pbtxt, for servers that complete model configurations from this file
     document["triton_config"] = {"max_batch_size": engine.max_batch_size, "decoupled": recipe.serving.streaming}
     return document

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact of TensorRT-LLM's LLM API: unconverted checkpoints, and a Triton repository whose model.yaml names them.
+"""The artifact of TensorRT-LLM's LLM API: unconverted checkpoints, and a Triton repository with paths to them.
 
-model.yaml has the arguments of LLM. `alone` starts trtllm-serve or Dynamo's worker with the same arguments
-(NVIDIA/TensorRT-LLM:tensorrt_llm/commands/serve.py@v1.2.1, --extra_llm_api_options).
+model.yaml contains the arguments of LLM. `alone` returns the commands that start trtllm-serve or Dynamo's worker with
+the same arguments (NVIDIA/TensorRT-LLM:tensorrt_llm/commands/serve.py@v1.2.1, --extra_llm_api_options).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MODELS = Path(__file__).with_name("models")
 MODEL_YAML = Path(TARGET, "1", "model.yaml")
 PACKAGE = "tensorrt_llm"
 FILE = "llm.yaml"
-# Versions from here on have --served_model_name, with underscores as all options of trtllm-serve
-# (NVIDIA/TensorRT-LLM:tensorrt_llm/commands/serve.py). Before, the name is the last part of the model's path.
+# First minor version with --served_model_name, with underscores as in all options of trtllm-serve
+# (NVIDIA/TensorRT-LLM:tensorrt_llm/commands/serve.py). In earlier versions the name is the last part of the path.
 NAMES_MODELS = (1, 3)
 
 
@@ -50,12 +50,12 @@ def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
 
 
 def requirements(version: str) -> tuple[str, ...]:
-    """Return TensorRT-LLM's wheel for a version that no Triton image has: all from 1.3 on."""
+    """Return the pip requirements for versions that no Triton image contains, which are all versions from 1.3 on."""
     return () if container_images(version) else (f"{PACKAGE}=={version}",)
 
 
 def system_packages(version: str) -> tuple[str, ...]:
-    """Return the Ubuntu packages of that wheel (NVIDIA/TensorRT-LLM:docs/source/installation/linux.md)."""
+    """Return the Ubuntu packages of TensorRT-LLM's wheel (NVIDIA/TensorRT-LLM:docs/source/installation/linux.md)."""
     return ("libopenmpi-dev",) if requirements(version) else ()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a recipe against the LLM API of its version: errors that prevent serving, and ignored settings."""
+"""Checks of a recipe against the LLM API of its version: errors that prevent serving, and settings without effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUFFIX_SOURCE = f"{LLM_ARGS}, SADecodingConfig"
 SUFFIX_SLOTS = 1024
 LAST_WITH_TRANSFORMERS_4 = (1, 2)
 SAMPLER = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py, pulls 14745 and 15775"
-# Methods whose drafters have the config.json keys of their authors or of speculators.
+# Methods with drafters in the authors' format or in the speculators format.
 NETS = ("eagle3", "dflash", "dspark")
 # Additional norms of some EAGLE-3 heads.
 NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
@@ -65,7 +65,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_target_architecture(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield an error if the target's class is a plain decoder and the method can draft only inside the target."""
+    """Yield an error if the method drafts inside the target and the target's class does not support that."""
     method, architecture = context.method_name, arguments.target_architecture(context)
     api = find_version_spec(context.version).api
     if api.is_uncertain(method, architecture):
@@ -174,7 +174,7 @@ def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_head(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield problems of a drafter whose format differs from the one that the PyTorch backend reads."""
+    """Yield problems of a drafter that is not in the format that the PyTorch backend reads."""
     if context.method_name not in NETS:
         return
     config = context.sources["draft"].config
@@ -193,7 +193,7 @@ def _check_head(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_block_net(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield an error for a DFlash2 net, and for a DSpark draft length other than the net's block."""
+    """Yield an error for a DFlash2 net, and for a DSpark draft length that differs from the net's block size."""
     method = context.method_name
     if method == "dflash" and is_dflash2(context.sources["draft"]):
         message = "the drafter is a DFlash2 net, whose convolutions and selector the LLM API's DFlash does not compute"
@@ -208,7 +208,7 @@ def _check_block_net(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:
-    """Warn of RoPE keys that only transformers 5 reads: releases up to 1.2 use transformers 4."""
+    """Yield a warning for RoPE keys of transformers 5, because releases up to 1.2 use transformers 4."""
     if minor_version(context.version) > LAST_WITH_TRANSFORMERS_4:
         return
     for role, path, _ in recipe_models(context):
@@ -225,7 +225,7 @@ def _check_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield an error if the recipe requests another format than the source's: the LLM API does not quantize."""
+    """Yield an error if the requested weight format is not the source's, because the LLM API does not quantize."""
     gpu = context.gpu
     for role, path, asked in recipe_models(context):
         found, wanted = source_format(context.sources[role]).weights, asked.quantization.weights

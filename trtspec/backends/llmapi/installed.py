@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validate a model.yaml with the classes of the installed TensorRT-LLM, if there is one.
+"""Validates a model.yaml with the classes of the installed TensorRT-LLM.
 
-The arguments vary between versions, and trtspec's data may be wrong. Importing tensorrt_llm is slow and initialises
-CUDA and MPI, so this module runs in a separate process, with a timeout: it reads a document as JSON from stdin and
-prints the objections as a JSON list. Classes that open a model are not instantiated, because they look for GPUs and
-load a tokenizer. Their field names are compared, and their sections of plain values are instantiated.
+The arguments differ between versions, and trtspec's data may be wrong. Importing tensorrt_llm is slow and initializes
+CUDA and MPI, so this module runs as a separate process with a timeout. It reads the document as JSON from stdin and
+prints the errors as a JSON list. Classes that open a model are not instantiated, because they look for GPUs and load a
+tokenizer: only their field names are compared. Sections that contain plain values are instantiated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def problems(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _make_speculative_config(llm_args: Any, values: dict[str, Any]) -> None:
-    """Construct the config as the version does: by its own dispatch up to 1.2, then by pydantic's union."""
+    """Construct the speculative_config; raise ValueError if it does not support the PyTorch backend."""
     kind = values.get("decoding_type")  # `from_dict` removes it
     if hasattr(llm_args.DecodingBaseConfig, "from_dict"):
         config = llm_args.DecodingBaseConfig.from_dict(values)
@@ -55,7 +55,7 @@ def _make_speculative_config(llm_args: Any, values: dict[str, Any]) -> None:
 
 
 def _complaints(section: str, document: dict[str, Any], make: Any) -> Iterator[str]:
-    """Yield the errors of constructing a section; older versions raise only the first, as assertion or ValueError."""
+    """Yield the error messages from constructing a section with `make`; old versions raise only the first one."""
     from pydantic import ValidationError
 
     if section not in document:
@@ -70,9 +70,9 @@ def _complaints(section: str, document: dict[str, Any], make: Any) -> Iterator[s
 
 
 def validate_installed(document: dict[str, Any], timeout_s: float = TIMEOUT_S) -> list[str]:
-    """Return all objections of the installed LLM API to a model.yaml; empty if it is not installed.
+    """Return all errors that the installed LLM API reports for a model.yaml; empty if it is not installed.
 
-    Raise TrtspecError if the check itself fails.
+    Raise TrtspecError if the validation itself fails or times out.
     """
     if not find_spec("tensorrt_llm"):
         return []

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids to token ids, on TensorRT-LLM's LLM API with the arguments of model.yaml in this directory.
+"""Triton model that generates token ids with TensorRT-LLM's LLM API; model.yaml in its directory has the arguments.
 
-The LLM API matches stop words by their tokens, but a text may contain them in other tokens, so they are matched here.
+The LLM API matches stop words by token ids, but the same text can consist of other tokens. Stop words are therefore
+matched in this model.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
 
 
 class TritonPythonModel(AsyncEngineModel):
-    """The model that Triton loads."""
+    """The model class that Triton loads."""
 
     NAME, DECIDES = "the LLM API", "model.yaml"
     METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS)
@@ -53,7 +54,7 @@ class TritonPythonModel(AsyncEngineModel):
             raise TrtspecError("this version of the LLM API does not sample from the target's distribution", hint=hint)
 
     async def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
-        """Yield updates as text becomes available; the last one has a finish reason."""
+        """Yield updates as text becomes available; only the last one has a finish reason."""
         updates: list[Update] = []
         running = RunningRequest(asked, updates.append, self.tokenizer)
         result = self.llm.generate_async(list(asked.prompt_ids), sampling_params(asked), streaming=True)
@@ -67,14 +68,14 @@ class TritonPythonModel(AsyncEngineModel):
             running.update(None)
             while updates:
                 yield with_counts(updates.pop(), result, drafts=False)  # counts come with the last response
-        if not result.finished:  # the LLM API does not know of stop texts
+        if not result.finished:  # a stop text ended the response, which the LLM API does not detect
             result.abort()
         running.update(reason or "end_id")
         yield with_counts(updates.pop(), result, drafts=self.drafts, steps=max(0, (result.decoding_iter or 0) - 1))
 
 
 def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, Any]:
-    """Return the arguments of LLM with absolute paths. Raise TrtspecError if model.yaml contradicts config.pbtxt."""
+    """Return the arguments of LLM, with absolute paths; raise TrtspecError if model.yaml contradicts config.pbtxt."""
     path = root / str(version) / "model.yaml"
     document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     config = document.pop("triton_config")
@@ -90,7 +91,7 @@ def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, An
 
 
 def sampling_params(asked: EngineRequest) -> Any:
-    """Return the request's SamplingParams; without top_k and top_p it would be greedy at any temperature."""
+    """Return the request's SamplingParams; a sampled request sets top_k and top_p, without which it would be greedy."""
     from tensorrt_llm import SamplingParams
 
     sampling: dict[str, Any] = {}
@@ -111,18 +112,18 @@ def sampling_params(asked: EngineRequest) -> Any:
 
 
 async def steps(result: Any, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
-    """Yield all ids so far after each step; raise RequestCancelled, and end the request, if the client disconnected."""
+    """Yield all token ids so far after each step; abort and raise RequestCancelled if the client disconnects."""
     iterator = aiter(result)
     while (output := await unless_cancelled(anext(iterator, None), is_cancelled, result.abort)) is not None:
         yield output.outputs[0].token_ids
 
 
 def with_counts(update: Update, result: Any, *, drafts: bool, steps: int = 0) -> Update:
-    """Return an update with the drafts and queue time that the LLM API reports, or without them.
+    """Return an update with the draft counts and the queue time that the LLM API reports, if available.
 
-    `steps` are the decode steps: `decoding_iter` without the prefill's iteration. Versions before NVIDIA/TensorRT-LLM
-    pull 17082 report 0 drafted tokens. The drafted tokens are then unknown, but the accepted ones are those beyond the
-    first token and one for each step.
+    `steps` is the number of decode steps, which is `decoding_iter` without the prefill. Versions before
+    NVIDIA/TensorRT-LLM pull 17082 report 0 draft tokens. The accepted tokens are then computed: all tokens except the
+    first one and one per step. The number of draft tokens remains unknown.
     """
     output = result.outputs[0]
     metrics = getattr(output, "request_perf_metrics", None)

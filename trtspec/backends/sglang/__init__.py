@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang in a Python model of Triton: runs unconverted Hugging Face checkpoints."""
+"""Backend for SGLang in a Triton Python model: runs unconverted Hugging Face checkpoints."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features of each SGLang release, and a recipe's arguments of its Engine, the fields of its ServerArgs.
+"""Facts about each SGLang release, and the arguments of SGLang's Engine for a recipe, which are fields of ServerArgs.
 
-Names: sgl-project/sglang:python/sglang/srt/arg_groups/fields/*.py@v0.5.23. The thresholds that would make acceptance
-lossy (speculative_accept_threshold_single and _acc, 1.0) are never set.
+Names are from sgl-project/sglang:python/sglang/srt/arg_groups/fields/*.py@v0.5.23. The thresholds that would make
+acceptance lossy (speculative_accept_threshold_single and _acc) keep their default, 1.0.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ ALGORITHMS = {
     "dflash": "DFLASH",
     "dspark": "DSPARK",
 }
-# methods for which the checkpoint's class decides whether a release supports them
+# methods that a release supports only for some classes of drafters
 CHECKPOINT_METHODS = ("eagle", "eagle3", "dflash", "dspark")
 BLOCK_METHODS = ("dflash", "dspark")  # they draft all tokens in one step
 
 
 @dataclass(frozen=True)
 class SglangRelease:
-    """One SGLang release: the drafter classes `nets` by method, and the targets with MTP layers.
+    """An SGLang release; `nets` are its drafter classes by method, `mtp_targets` the target classes with MTP layers.
 
-    `schedule`: the draft length can depend on the number of requests. `block`: block verification is supported.
+    `schedule` is true if the draft length can depend on the number of requests. `block` is true if block verification
+    is supported.
     """
 
     version: str
@@ -53,20 +54,20 @@ class SglangRelease:
 
     @property
     def methods(self) -> dict[str, str]:
-        """Return SGLang's names of the release's algorithms, by trtspec's method names."""
+        """Return the release's algorithm names, by trtspec's method names."""
         missing = {*CHECKPOINT_METHODS} - {*self.nets}
         return {name: theirs for name, theirs in ALGORITHMS.items() if name not in missing}
 
 
 @cache
 def releases() -> dict[str, SglangRelease]:
-    """Return the known releases by version, oldest first; other versions have the nearest one's facts."""
+    """Return the known releases by version, oldest first; looking up another version returns the nearest release."""
     entries = load_package_yaml(Path(__file__).with_name("versions.yaml"))
     return KnownReleases({entry["version"]: SglangRelease(**entry) for entry in entries})
 
 
 def engine_arguments(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
-    """Return the arguments; paths are directories relative to the served model's, or hub ids."""
+    """Return the arguments of Engine; paths are hub ids, or directories relative to the served model's directory."""
     recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
     found: dict[str, Any] = {
         "model_path": target_path,
@@ -93,7 +94,7 @@ def engine_arguments(context: PlanContext, target_path: str, draft_path: str | N
 
 
 def speculation(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
-    """Return the speculation arguments of a recipe with a drafter."""
+    """Return the speculation arguments of Engine for a recipe with a drafter."""
     recipe, shape = context.recipe.speculation, context.draft_shape
     found: dict[str, Any] = {
         "speculative_algorithm": ALGORITHMS[recipe.method],
@@ -117,9 +118,9 @@ def speculation(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
 
 
 def adaptive_config(context: PlanContext) -> dict[str, Any]:
-    """Return SGLang's document for the recipe's schedule: by minimal number of requests, the single draft length.
+    """Return SGLang's adaptive configuration for the recipe's schedule; empty without a schedule.
 
-    Empty without a schedule. With a single candidate, SGLang adapts nothing else.
+    It maps a minimum number of requests to a single candidate draft length, so that SGLang adapts nothing else.
     """
     schedule, found, first = context.recipe.speculation.schedule, {}, 1
     for entry in schedule:
@@ -131,7 +132,7 @@ def adaptive_config(context: PlanContext) -> dict[str, Any]:
 
 
 def tree_width(context: PlanContext) -> int:
-    """Return the number of continuations of each draft token: 1 for a chain."""
+    """Return the number of children of each draft token; 1 for a chain."""
     options = context.options
     return options.top_k or 1 if isinstance(options, EagleOptions | Eagle3Options) else 1
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact of SGLang: unconverted checkpoints, and a Triton repository whose engine.json names them.
+"""The artifact of SGLang: unconverted checkpoints, and a Triton repository with paths to them.
 
-engine.json has the arguments of Engine, and adaptive.json SGLang's document of a schedule. `alone` starts SGLang's own
-server or Dynamo's worker with the same arguments
-(sgl-project/sglang:python/sglang/srt/server_args.py@v0.5.23, where an option has the name of its field).
+engine.json contains the arguments of Engine, and adaptive.json SGLang's form of a schedule. `alone` returns the
+commands that start SGLang's own server or Dynamo's worker with the same arguments
+(sgl-project/sglang:python/sglang/srt/server_args.py@v0.5.23, where options are named like their fields).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from trtspec.store.files import FileReader
 MODELS = Path(__file__).with_name("models")
 ENGINE_JSON = Path(TARGET, "1", "engine.json")
 PACKAGE = "sglang"
-TOKENS_ALONE = "skip_tokenizer_init"  # set for Triton, whose models tokenize; here the engine does
+TOKENS_ALONE = "skip_tokenizer_init"  # set for Triton, whose models tokenize; a standalone engine tokenizes itself
 
 
 def check_installed(artifact: Path, manifest: Manifest) -> None:
-    """Raise DeployError if SGLang is missing or another version is installed."""
+    """Raise DeployError if SGLang is missing or its version is not the recipe's."""
     wanted, found = manifest.recipe.engine.version, installed_version(PACKAGE)
     hint = f"pip install {PACKAGE}=={wanted}"
     require_package(PACKAGE, hint)

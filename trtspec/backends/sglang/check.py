@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a recipe against its version of SGLang: errors that prevent serving, and ignored settings."""
+"""Checks of a recipe against its version of SGLang: errors that prevent serving, and settings without effect."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_net(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield an error if SGLang would load the drafter with a wrong class, whose drafts are never accepted."""
+    """Yield an error if SGLang would load the drafter with a wrong class, or if drafts exceed the drafter's block."""
     method = context.method_name
     if method not in CHECKPOINT_METHODS:
         return
@@ -96,7 +96,7 @@ def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_schedule(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield an error if SGLang would ignore the schedule, which it reports only in its log."""
+    """Yield an error if SGLang would ignore the schedule, which SGLang reports only in its log."""
     if not context.recipe.speculation.schedule:
         return
     method = context.method_name
@@ -131,7 +131,7 @@ def _check_verify(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _drafts_fewer_ids(context: PlanContext) -> bool:
-    """Return whether the drafter's vocabulary is reduced, by its size or a d2t tensor."""
+    """Return whether the drafter has a reduced vocabulary, according to its config or a d2t tensor."""
     source = context.sources["draft"]
     size = source.config.get("vocab_size")
     return source.config.get("draft_vocab_size", size) != size or any(name.endswith("d2t") for name in source.tensors)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids to token ids, on SGLang's Engine with the arguments of engine.json in this directory.
+"""Triton model that generates token ids with SGLang's Engine; engine.json in its directory has the arguments.
 
-Engine starts in the server's main thread, because it installs signal handlers.
+Engine is created in the server's main thread, because it installs signal handlers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from trtspec.serving.triton.python_models.async_engine_model import (
 )
 from trtspec.serving.triton.python_models.tensors import Settings
 
-COUNTS_S = 1.0  # how long a response that was stopped here waits for the engine's counts
+COUNTS_S = 1.0  # maximum wait for the engine's counts after a stop text
 PATH_KEYS = ("model_path", "speculative_draft_model_path", "speculative_adaptive_config")
 
 
 class TritonPythonModel(AsyncEngineModel):
-    """The model that Triton loads."""
+    """The model class that Triton loads."""
 
     NAME, DECIDES = "SGLang", "engine.json"
     METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS)
@@ -44,7 +44,7 @@ class TritonPythonModel(AsyncEngineModel):
         self.engine.shutdown()
 
     async def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
-        """Yield updates as text becomes available; the last one has a finish reason."""
+        """Yield updates as text becomes available; only the last one has a finish reason."""
         updates: list[Update] = []
         running = RunningRequest(asked, updates.append, self.tokenizer)
         # SGLang itself also ends a text at the tokenizer's eos token
@@ -64,7 +64,7 @@ class TritonPythonModel(AsyncEngineModel):
 
 
 class SglangResponse:
-    """One request of the engine: its steps, its end, and the drafts and queue time that SGLang reports."""
+    """A request to SGLang's Engine: its token ids, and the draft counts and queue time that SGLang reports."""
 
     def __init__(self, engine: Any, own_ends: Sequence[int]) -> None:
         self.engine, self.own_ends, self.id = engine, own_ends, uuid4().hex
@@ -74,7 +74,7 @@ class SglangResponse:
         self.queue_s: float | None = None
 
     async def steps(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
-        """Yield each step's ids. Raise RequestCancelled and end the request if the client has disconnected."""
+        """Yield each step's new token ids; abort and raise RequestCancelled if the client disconnects."""
         self.parts = await self.engine.async_generate(
             input_ids=list(asked.prompt_ids),
             sampling_params=sampling_params(asked, self.own_ends),
@@ -88,7 +88,7 @@ class SglangResponse:
                 yield new
 
     async def end(self) -> None:
-        """Abort the engine's request if a stop text ended the response here, and wait for its final counts."""
+        """Abort the request if it is still running after a stop text, and wait up to COUNTS_S for its counts."""
         if self.is_finished:
             return
         self._abort()
@@ -100,7 +100,7 @@ class SglangResponse:
             await self._part()
 
     async def _part(self) -> list[int]:
-        """Return all ids so far: parts are cumulative by default."""
+        """Return all token ids so far, and store the counts; SGLang's parts are cumulative."""
         assert self.parts is not None
         if (part := await anext(self.parts, None)) is None:
             self.is_finished = True
@@ -118,26 +118,26 @@ class SglangResponse:
 
 
 def read_arguments(root: Path, version: int) -> dict[str, Any]:
-    """Return the arguments of Engine in engine.json, with absolute paths."""
+    """Return the arguments of Engine from engine.json, with absolute paths."""
     document: dict[str, Any] = json.loads((root / str(version) / "engine.json").read_text(encoding="utf-8"))
     return document | {key: resolve_model_path(root, document[key]) for key in PATH_KEYS if key in document}
 
 
 def sampling_params(asked: EngineRequest, own_ends: Sequence[int]) -> dict[str, Any]:
-    """Return the request's sampling parameters; `own_ends` are the ids at which SGLang itself ends a text.
+    """Return the request's sampling parameters; `own_ends` are the token ids at which SGLang itself ends a text.
 
-    SGLang stores seeds in 63 bits, and reads them only with enable_deterministic_inference.
+    SGLang stores seeds in 63 bits and uses them only with enable_deterministic_inference.
     """
     sampling, ends = asked.sampling, set(asked.end_ids)
     found: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "temperature": sampling.temperature}
     if sampling.temperature > 0.0:
         seed = sampling.seed % 2**63
         found |= {"top_p": sampling.top_p, "top_k": sampling.top_k or -1, "sampling_seed": seed}
-    if not ends or not ends.issuperset(own_ends):  # other end ids are detected here only, one step later
+    if not ends or not ends.issuperset(own_ends):  # other end ids are detected only by this model, one step later
         return found | {"ignore_eos": True}
     return found | {"stop_token_ids": sorted(ends)}
 
 
 def without_drafts(update: Update) -> Update:
-    """Return an update without draft counts, which SGLang reports only with the last part."""
+    """Return an update without draft counts, because SGLang reports them only at the end."""
     return replace(update, stats=replace(update.stats, drafted=0, accepted=0, steps=0, accepted_by_position=()))

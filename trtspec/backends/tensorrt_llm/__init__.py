@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-LLM engines, built by trtllm-build up to 1.2.1.
+"""Backend for TensorRT-LLM engines, which are built by trtllm-build up to 1.2.1.
 
-Importing this package runs nothing and does not import TensorRT-LLM: plans use recipes, checkpoint headers and data.
+Importing this package starts no process and does not import TensorRT-LLM: planning needs only recipes, checkpoint
+headers and data files.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def migrate(migration: Migration, recipe: Recipe) -> None:
 
 
 def versions() -> list[str]:
-    """Return the releases with trtllm-build, newest last."""
+    """Return the releases that include trtllm-build, newest last."""
     return [release.version for spec in version_specs().values() if spec.options for release in spec.releases]
 
 

@@ -9,8 +9,9 @@ directory. The C++ backend resolves them relative to the server's working direct
 (NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08), so `relocate` writes a
 copy with absolute paths.
 
-An engine requires the GPU, the driver and the versions that built it. Mismatches that would fail during loading, or
-silently use other kernels, are rejected before a server starts. There is one process, or one per rank.
+An engine requires the GPU, the driver and the versions that it was built with. Mismatches would fail during loading or
+silently select other kernels, so they are rejected before a server starts. The server consists of one process, or of
+one process per rank.
 """
 
 from __future__ import annotations
@@ -78,12 +79,14 @@ MOST_RANKS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRepositorySettings(ServingSettings):
-    """The settings of a repository; lengths are in tokens, the method's `options` are JSON.
+    """The settings of a Triton repository for engines; lengths are in tokens.
 
-    `vocab_size` is the number of the target's logits, including padding. `draft` is None without a draft model,
-    `choices` is the tree of medusa or eagle. `lookahead` are the sizes that the engine was built for, of which requests
-    may use smaller ones; empty for other methods. `fast_logits` sends draft logits from GPU to GPU. `greedy_only`
-    rejects sampled requests. `schedule` contains pairs (number of texts, draft_len) for drafting outside the engine.
+    Attributes:
+        options: the method's options, as JSON.
+        vocab_size: the width of the target's logits, including padding.
+        lookahead: the sizes of the engine, which are upper limits for requests; empty for other methods.
+        fast_logits: true if draft logits are sent from GPU to GPU.
+        schedule: pairs (number of requests, draft_len) for drafting outside the engine.
     """
 
     method: str
@@ -102,7 +105,7 @@ class EngineRepositorySettings(ServingSettings):
 
 @dataclass(frozen=True)
 class EmitEngineRepository(EmitRepository):
-    """Write the models for an artifact's engines."""
+    """Step that writes the models for an artifact's engines."""
 
     settings: EngineRepositorySettings
 
@@ -126,7 +129,7 @@ class EmitEngineRepository(EmitRepository):
 
 
 def _samples(settings: EngineRepositorySettings, role: str) -> tuple[WarmupSample, ...]:
-    """Return the warm-up samples of an engine: texts, and external drafts that the target verifies, without logits."""
+    """Return an engine's warm-up samples: texts, and also drafts for the target of an external drafter."""
     new_tokens = STEPS * (settings.draft_len + 1)
     prompt_len = max(1, min(PROMPT_LEN, settings.max_seq_len - new_tokens))
     prompt = [TOKEN + place % PERIOD for place in range(prompt_len)]
@@ -140,9 +143,9 @@ def _samples(settings: EngineRepositorySettings, role: str) -> tuple[WarmupSampl
 
 
 def _engine(settings: EngineRepositorySettings, placed: PlacedModel, path: str) -> Parameters:
-    """Return an engine's parameters; the value None removes a parameter.
+    """Return the parameters of an engine's model; the value None removes a parameter.
 
-    Only a target drafts inside its engine: with a draft model, neither engine has a mode or a tree.
+    A decoding mode and a tree are set only for a target that drafts inside its engine.
     """
     method = settings.method
     return {
@@ -162,7 +165,7 @@ def _engine(settings: EngineRepositorySettings, placed: PlacedModel, path: str) 
 
 
 def _text(settings: EngineRepositorySettings) -> Parameters:
-    """Return the parameters of the text model; engines that draft inside are plain engines for it."""
+    """Return the parameters of the text model, which treats engines that draft inside as plain engines."""
     outside = settings.method in DRAFTED_OUTSIDE
     return {
         "tensorrt_llm_model_name": TARGET,
@@ -186,12 +189,12 @@ def _joined(numbers: Iterable[int]) -> str:
 
 
 def _tree(choices: Choices) -> str:
-    """Return the paths of a tree in the format of the C++ backend: {0},{0,1}."""
+    """Return a tree in the format of the C++ backend, such as {0},{0,1}."""
     return ",".join(f"{{{_joined(choice)}}}" for choice in choices)
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps. Raise TrtspecError if another TensorRT-LLM than the recipe's is installed."""
+    """Return the steps of an artifact; raise TrtspecError if the installed TensorRT-LLM is not the recipe's version."""
     engine_, build = context.resolved.engine, context.resolved.engine.build
     toolchain = probe_toolchain(build.image, engine_.version, engine_.gpu)
     checkpoints, cache = conversion_steps(context, reader), Path(build.timing_cache)
@@ -244,7 +247,7 @@ def _settings(context: PlanContext, placement: EnginePlacement) -> EngineReposit
 
 
 def check_machine(artifact: Path, manifest: Manifest) -> None:
-    """Raise DeployError if this machine differs from the one that the artifact's engines were built for."""
+    """Raise DeployError if this machine differs from the one that the artifact's engines were built on."""
     built = {**manifest.tools, **manifest.gpu}
     here = _machine(find_gpu(str(built.get("name"))))
     odd = []
@@ -268,7 +271,10 @@ def read_launch(artifact: Path) -> Launch:
 
 
 def _parse_launch(document: dict[str, Any]) -> Launch:
-    """Read only numbers and expected names from the document, since it is untrusted: nothing in it is executed."""
+    """Return the launch from an untrusted document, of which only numbers and known names are used.
+
+    Raise ValueError, KeyError or TypeError for an invalid document.
+    """
     world_size, models = document["world_size"], [model["name"] for model in document["models"]]
     if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
         raise ValueError(f"world_size {world_size!r}")
@@ -285,7 +291,7 @@ def _parse_launch(document: dict[str, Any]) -> Launch:
 
 
 def _machine(wanted: Gpu) -> dict[str, Any]:
-    """Return this machine's facts that decide whether an engine can be loaded, under the manifest's keys."""
+    """Return the facts about this machine that decide whether an engine can be loaded, by the manifest's keys."""
     builder = shutil.which(BUILDER)
     if builder is None:
         hint = "deploy in the container with the TensorRT-LLM version that built the engines"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that build a TensorRT engine from a converted checkpoint and write a script to rebuild it.
+"""Steps that build a TensorRT engine from a converted checkpoint, and write a script to rebuild it.
 
 The messages of trtllm-build are from NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d, tensorrt_llm/_common.py and
 __init__.py.
@@ -37,14 +37,14 @@ _PHASES = (
 )
 TIMING_CACHE = "timing.cache"
 REPRODUCE = "reproduce.sh"
-# The user that runs the script owns the files that it creates.
+# Files created in the container belong to the user who runs the script.
 SHELL_USER = "$(id -u):$(id -g)"
 
 
 def build_listener(ranks: int, wanted: str, progress: StepProgress) -> Callable[[str], None]:
-    """Return a callback for output lines: it reports the phases of each rank.
+    """Return a callback for trtllm-build's output lines that reports the phases of each rank as progress.
 
-    It raises StepError for another version of TensorRT-LLM than the `wanted` one, which is in the first line.
+    The callback raises StepError if the output shows another version of TensorRT-LLM than `wanted`.
     """
     begun = Counter[str]()
 
@@ -62,11 +62,11 @@ def build_listener(ranks: int, wanted: str, progress: StepProgress) -> Callable[
 
 @dataclass(frozen=True)
 class BuildEngine(Step):
-    """Run trtllm-build on a checkpoint: one engine file per rank, and the config.json that describes them.
+    """Step that runs trtllm-build on a checkpoint; the output is one engine file per rank and a config.json.
 
-    `arguments` are trtllm-build's, without directories and timing caches; `timing_cache` is one input file, or empty.
-    The build runs in a directory in which `checkpoints/ROLE` and `engines/ROLE` are links to input and output, so that
-    its arguments are the same as below an artifact's root.
+    `arguments` are trtllm-build's arguments, without directories and timing cache. `timing_cache` is empty or one input
+    file. The build runs in a directory in which `checkpoints/ROLE` and `engines/ROLE` are links to input and output, so
+    that the same arguments work in an artifact's root.
     """
 
     VERSION: ClassVar[int] = 1
@@ -84,12 +84,12 @@ class BuildEngine(Step):
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of the checkpoint, an estimate of the engine's size."""
+        """Return the bytes of the checkpoint as an estimate of the engine's size."""
         return self.checkpoint.output_bytes
 
     @property
     def num_devices(self) -> int:
-        """Return the number of GPUs for parallel building of ranks, trtllm-build's `workers`."""
+        """Return the number of GPUs that build ranks in parallel, which is trtllm-build's option `workers`."""
         return int(parse_arguments(self.arguments).get("workers", 1))
 
     @property
@@ -97,7 +97,7 @@ class BuildEngine(Step):
         return self.command_for()
 
     def command_for(self, user: str = "") -> tuple[str, ...]:
-        """Return the argv; a container's files belong to `user`, by default the current user."""
+        """Return the command line; a container's files belong to `user`, by default the current user."""
         checkpoint, engine = artifact_paths.checkpoint(self.role), artifact_paths.engine(self.role)
         cache = (TIMING_CACHE,) if self.timing_cache else ()
         directories = ("--checkpoint_dir", checkpoint, "--output_dir", engine)
@@ -111,7 +111,7 @@ class BuildEngine(Step):
         )
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
-        """Build the engine and check it against the request. Raise StepError or StepTimeout."""
+        """Build the engine and compare it with the request; raise StepError or StepTimeout."""
         if lack := self.toolchain.lack():
             raise StepError(lack.message, hint=lack.hint)
         checkpoint = inputs[self.checkpoint]
@@ -142,9 +142,9 @@ class BuildEngine(Step):
 
 @dataclass(frozen=True)
 class DescribeEngines(Step):
-    """Write a script that rebuilds an artifact's engines with the same arguments, and the launch configuration.
+    """Step that writes a script to rebuild an artifact's engines with the same arguments, and the launch configuration.
 
-    `launch` is the content of launch.json (backends/tensorrt_llm/placement.py).
+    `launch` is the content of launch.json (see backends/tensorrt_llm/placement.py).
     """
 
     VERSION: ClassVar[int] = 1
@@ -174,5 +174,5 @@ class DescribeEngines(Step):
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for the shell; the user placeholder stays unquoted, so that the shell expands it."""
+    """Quote a word for the shell, except SHELL_USER, which the shell must expand."""
     return f'"{word}"' if word.endswith(SHELL_USER) else shlex.quote(word)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validate an engine directory against the request before it is served.
+"""Comparison of a built engine's directory with the request.
 
-Its config.json has the keys of NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d (EngineConfig.to_dict). An external
-program wrote it, so it is parsed as untrusted input.
+config.json has the keys of NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d (EngineConfig.to_dict). It is parsed as
+untrusted input, because an external program writes it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NO_MODE = 1  # SpeculativeDecodingMode.NONE
 MISSING = "missing"
 _RANK = re.compile(r"rank(\d{1,4})\.engine")
 
-# Keys that an engine's pretrained_config copies from the checkpoint.
+# Keys of the checkpoint's config that the engine's pretrained_config contains, too.
 _TAKEN_OVER = (
     "architecture", "dtype", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "mapping.world_size", "mapping.tp_size", "mapping.pp_size", "quantization.quant_algo",
     "quantization.kv_cache_quant_algo", "max_draft_len", "num_medusa_heads", "num_eagle_layers",
     "max_non_leaves_per_layer", "redrafter_num_beams", "redrafter_draft_len_per_beam",
 )  # fmt: skip
-# Options whose values config.json repeats; switches are in plugin_config, as true or false.
+# Options whose values the engine's config.json contains; switches are true or false in plugin_config.
 _REPEATED = ("max_batch_size", "max_input_len", "max_beam_width")
 _FLAGS = ("gather_context_logits", "gather_generation_logits")
 _SWITCHES = ("use_paged_context_fmha", "use_fp8_context_fmha", "remove_input_padding", "context_fmha")
@@ -41,7 +41,7 @@ _SWITCHES = ("use_paged_context_fmha", "use_fp8_context_fmha", "remove_input_pad
 class ExpectedEngine:
     """The requested engine: trtllm-build's arguments, the checkpoint's config.json, and TensorRT-LLM's version.
 
-    `modes` are the integers that represent the values of --speculative_decoding_mode.
+    `modes` are the integers for the values of --speculative_decoding_mode.
     """
 
     arguments: Mapping[str, str]
@@ -54,7 +54,7 @@ class ExpectedEngine:
         return int(self.checkpoint["mapping"]["world_size"])
 
     def values(self) -> Iterator[tuple[str, object]]:
-        """Yield the dotted keys of config.json with their expected values."""
+        """Yield dotted keys of the engine's config.json with their expected values."""
         yield VERSION, self.version
         for key in _TAKEN_OVER:
             if (value := _get_dotted(self.checkpoint, key)) != MISSING:
@@ -72,7 +72,7 @@ class ExpectedEngine:
         yield from self._speculation()
 
     def _speculation(self) -> Iterator[tuple[str, object]]:
-        """Yield the values that depend on drafting: upstream adds the draft tokens to its arguments."""
+        """Yield the expected values that depend on speculation; trtllm-build adds the draft tokens to max_seq_len."""
         mode = self.arguments.get("speculative_decoding_mode")
         draft_len = self._draft_len()
         yield "build_config.speculative_decoding_mode", self.modes[mode] if mode else NO_MODE
@@ -89,7 +89,7 @@ class ExpectedEngine:
 
 
 def parse_arguments(argv: Sequence[str]) -> dict[str, str]:
-    """Return options by name from `--name value` and `--flag` (with value ""); of several values the first."""
+    """Return options by name; `--flag` has the value "", and of several values only the first is kept."""
     found: dict[str, str] = {}
     name = ""
     for word in argv:
@@ -102,7 +102,7 @@ def parse_arguments(argv: Sequence[str]) -> dict[str, str]:
 
 
 def check_engine(path: Path, expected: ExpectedEngine) -> None:
-    """Raise StepError with all differences between the engine at `path` and the expected one."""
+    """Raise StepError, with all differences, if the engine in the directory `path` is not the expected one."""
     problems = [*_file_problems(path, expected.ranks), *_config_problems(path, expected)]
     if problems:
         details = "\n  ".join(problems)
@@ -134,7 +134,7 @@ def _config_problems(path: Path, expected: ExpectedEngine) -> Iterator[str]:
 
 
 def _is_equal(found: object, value: object) -> bool:
-    """Return whether a value is the expected one; a flag may be an integer, as in 1.0's dataclass."""
+    """Return whether a value equals the expected one; flags may be integers, as in TensorRT-LLM 1.0."""
     if isinstance(value, bool):
         return isinstance(found, int) and bool(found) is value
     return type(found) is type(value) and found == value
@@ -148,7 +148,7 @@ _AGREE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _num_tokens_problem(config: dict[str, Any], expected: ExpectedEngine) -> Iterator[str]:
-    """Yield a problem if a step is too small for all requests' drafts: upstream lowers it for short sequences."""
+    """Yield a problem if max_num_tokens, which trtllm-build may lower, is too small for a full batch with drafts."""
     draft_len, batch = (_get_dotted(config, f"build_config.{key}") for key in ("max_draft_len", "max_batch_size"))
     tokens = _get_dotted(config, "build_config.max_num_tokens")
     if type(tokens) is not int or type(draft_len) is not int or type(batch) is not int:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Place engines on GPUs and MPI ranks: the memory of each GPU, and the command that starts the server (launch.json).
+"""Placement of engines on GPUs and MPI ranks: the memory of each GPU, and the server's command line (launch.json).
 
 A single engine is served in leader mode: one server process per rank, the first of which receives the requests. Two
-engines need an orchestrator: one server process that spawns workers for both. Draft logits that are sent from GPU to
-GPU need workers that MPI started: rank 0 is the orchestrator, followed by the draft's ranks and the target's.
+engines need an orchestrator, which is a server process that spawns workers for both. If draft logits are sent from GPU
+to GPU, the workers must be started by MPI: rank 0 is the orchestrator, followed by the draft's and the target's ranks.
 NVIDIA/TensorRT-LLM:triton_backend/scripts/launch_triton_server.py@0b06796,
 NVIDIA/TensorRT-LLM:examples/draft_target_model/README.md@11925f62
 
-Memory is estimated from configs alone. Weights and KV cache are exact; activations are an estimate, since TensorRT
-decides during the build which of them share memory
-(NVIDIA/TensorRT-LLM:docs/source/legacy/reference/memory.md@4946125f).
+Memory is computed from configs. Weights and KV cache are exact. Activations are an estimate, because TensorRT decides
+during the build which of them share memory (NVIDIA/TensorRT-LLM:docs/source/legacy/reference/memory.md@4946125f).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ FLOAT32_ITEM = 4
 
 LAUNCH = "launch.json"
 
-# The first makes the server an orchestrator, the second lets it spawn its workers itself.
+# The first variable makes the server an orchestrator, the second makes it spawn its own workers.
 ENVIRONMENT = ("TRTLLM_ORCHESTRATOR", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES")
 
 # An orchestrator reserves no GPU memory, because its workers need it.
@@ -42,11 +41,11 @@ NO_POOLS = ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false")
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model of the repository: the GPUs of its ranks, in order, and its ranks among all MPI processes.
+    """An engine's model in the repository: the GPUs of its ranks, in order, and its ranks among all MPI processes.
 
-    `participant_ids` are needed only for fast logits. Its KV cache takes `kv_cache_fraction` of the memory that is free
-    when the engine is loaded, at most `max_cache_tokens`; 0 is unlimited. With `chunked_context` prompts may be longer
-    than a step.
+    `participant_ids` are set only for fast logits. The KV cache uses the share `kv_cache_fraction` of the memory that
+    is free when the engine is loaded, but at most `max_cache_tokens` unless that is 0. With `chunked_context`, prompts
+    may be longer than a step.
     """
 
     name: str
@@ -59,7 +58,7 @@ class PlacedModel:
 
 @dataclass(frozen=True)
 class EnginePlacement:
-    """The launch of a repository; `command` contains {repository}, {http_port}, {grpc_port} and {metrics_port}."""
+    """The launch configuration; `command` has placeholders {repository}, {http_port}, {grpc_port}, {metrics_port}."""
 
     mode: Literal["leader", "orchestrator"]
     models: tuple[PlacedModel, ...]
@@ -73,11 +72,11 @@ class EnginePlacement:
 
 
 def plan_placement(context: PlanContext) -> EnginePlacement:
-    """Return the placement of a context's engines; the rules report invalid placements."""
+    """Return the placement of a recipe's engines; invalid placements are reported by the rules."""
     specs, serving = engine_specs(context), context.recipe.serving
     is_pair = len(specs) > 1
     fast_logits = serving.fast_logits and is_pair
-    ranks: dict[str, tuple[int, ...]] = {}  # of MPI: rank 0 is the orchestrator, the draft's ranks are next
+    ranks: dict[str, tuple[int, ...]] = {}  # MPI ranks: 0 is the orchestrator, then the draft's ranks
     for spec in reversed(specs) if fast_logits else ():
         first = 1 + sum(map(len, ranks.values()))
         ranks[spec.role] = tuple(range(first, first + spec.mapping.ranks))
@@ -110,12 +109,12 @@ def plan_placement(context: PlanContext) -> EnginePlacement:
 
 
 def no_pools(gpu_ids: Iterable[int]) -> tuple[str, ...]:
-    """Return the server options that disable memory pools on the GPUs up to the highest of these ids."""
+    """Return the server options that disable CUDA memory pools on all GPUs up to the highest id."""
     return (*NO_POOLS, *(f"--cuda-memory-pool-byte-size={gpu_id}:0" for gpu_id in range(max(gpu_ids) + 1)))
 
 
 def _command(world_size: int, models: list[str], pools: tuple[str, ...]) -> tuple[str, ...]:
-    """Return mpirun with one application per rank; all ranks except the first load only the engines' models."""
+    """Return an mpirun command with one tritonserver per rank; ranks after the first load only the engines."""
     words = ["mpirun", "--allow-run-as-root"]
     for rank in range(world_size):
         words += [":"] if rank else []
@@ -129,7 +128,7 @@ def _command(world_size: int, models: list[str], pools: tuple[str, ...]) -> tupl
 
 @dataclass(frozen=True)
 class RankLoad:
-    """The memory of one rank of an engine on its GPU, in bytes; the cache holds `cache_tokens`."""
+    """The memory of one engine rank on its GPU, in bytes; `cache_tokens` is the capacity of its KV cache."""
 
     role: Role
     gpu_id: int
@@ -145,9 +144,9 @@ class RankLoad:
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """The memory of all ranks on one GPU; `memory` is 0 if the GPU is unknown.
+    """The memory of all engine ranks on one GPU, in bytes; `memory` is 0 if the GPU is unknown.
 
-    Each engine's cache takes at most `fraction` of the memory that remains after everything else is loaded.
+    The KV caches together use at most the share `fraction` of the memory that weights and activations leave free.
     """
 
     id: int
@@ -162,12 +161,12 @@ class GpuLoad:
 
     @property
     def cache_limit(self) -> int:
-        """Return the maximal bytes of all caches together."""
+        """Return the maximum bytes of all KV caches together."""
         return int(max(0, self.memory - self.fixed) * self.fraction)
 
     @property
     def cache_tokens(self) -> int:
-        """Return the capacity of each cache in tokens; all are equal, because every text is in all caches."""
+        """Return the capacity of each KV cache in tokens; all are equal, because every request is in all caches."""
         per_token = sum(rank.cache_per_token for rank in self.ranks)
         return self.cache_limit // per_token // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
 
@@ -184,16 +183,16 @@ class GpuLoad:
 
 
 def memory(context: PlanContext) -> list[MemoryPlan]:
-    """Return a plan for each GPU by id; the context has a target with a family.
+    """Return a memory plan for each GPU, by id; raise ValueError for a target without a family.
 
-    The caches hold `max_batch_size` texts of the engine's maximal length each. The limit is the GPU's memory without
-    the part that the caches must leave free (`serving.kv_cache_fraction`).
+    Each KV cache has space for `max_batch_size` texts of the engine's maximum length. The limit is the GPU's memory
+    without the part that the KV caches must leave free (`serving.kv_cache_fraction`).
     """
     return [load.plan() for load in gpu_loads(context)]
 
 
 def gpu_loads(context: PlanContext) -> list[GpuLoad]:
-    """Return the memory of the engines on each of their GPUs, by id."""
+    """Return the memory of the engines on each GPU that they use, by id."""
     gpu = context.gpu
     found: dict[int, list[RankLoad]] = {}
     for rank in _rank_loads(context):
@@ -218,14 +217,14 @@ def _rank_loads(context: PlanContext) -> Iterator[RankLoad]:
 
 
 def _weights(spec: EngineSpec, stage: int) -> int:
-    """Return the bytes of a rank's share of the model; embedding, head, norms and routers have 16 bits or more."""
+    """Return the bytes of a rank's share of the model, where only the layers' matrices may have less than 16 bits."""
     config, mapping = spec.config, spec.mapping
     item = ITEM if spec.quant_format.weights == "none" else FP8_ITEM
     total = len(mapping.layers(stage, config.num_layers)) * _layer_weights(config, mapping, item)
     table = config.vocab_size * config.hidden_size * ITEM
     shared_rows = ceil(config.vocab_size / mapping.tensor) * config.hidden_size * ITEM
     embedding = shared_rows if mapping.embedding else table
-    # a tied head is stored once if head and embedding are divided in the same way (models/modeling_utils.py)
+    # a tied LM head is stored once if both matrices are divided in the same way (models/modeling_utils.py)
     shares_head = config.tied_embeddings and mapping.pipeline == 1 and embedding == shared_rows
     if stage == 0:
         total += embedding
@@ -235,9 +234,9 @@ def _weights(spec: EngineSpec, stage: int) -> int:
 
 
 def _layer_weights(config: ModelConfig, mapping: ParallelMapping, item: int) -> int:
-    """Return the bytes of a rank's share of a layer, whose matrices have `item` bytes for each element.
+    """Return the bytes of a rank's share of one layer; `item` is the bytes per element of its matrices.
 
-    Shared key heads are on each rank. Norms and biases have 16 bits, and the router has 32.
+    KV heads that are fewer than the ranks are replicated. Norms and biases have 16 bits, the router has 32.
     """
     hidden, size, inner = config.hidden_size, config.head_size, config.intermediate_size
     heads, kv_heads = config.num_heads // mapping.tensor, _kv_heads(config, mapping)
@@ -254,7 +253,7 @@ def _kv_heads(config: ModelConfig, mapping: ParallelMapping) -> int:
 
 
 def _head_weights(spec: EngineSpec, stage: int, head: DraftHead | None) -> int:
-    """Return the bytes of a rank's share of the head inside the target, in 16 bits; shared tensors are copied."""
+    """Return the bytes of a rank's share of a draft head inside the target's engine, in 16 bits and without sharing."""
     rules = [*head.rules, *head.borrowed] if head else []
     shares = [shard(rule, spec.mapping, spec.config.num_layers) for rule in rules]
     mine = spec.mapping.stage_ranks(stage)
@@ -262,7 +261,7 @@ def _head_weights(spec: EngineSpec, stage: int, head: DraftHead | None) -> int:
 
 
 def _cache_per_token(spec: EngineSpec, stage: int, head: DraftHead | None) -> int:
-    """Return the bytes of a token's keys and values on a rank, including the layers of a head."""
+    """Return the KV-cache bytes per token on a rank, including the layers of a draft head."""
     config, mapping = spec.config, spec.mapping
     item = ITEM if spec.quant_format.kv_cache == "none" else FP8_ITEM
     layers = len(mapping.layers(stage, config.num_layers))
@@ -272,10 +271,10 @@ def _cache_per_token(spec: EngineSpec, stage: int, head: DraftHead | None) -> in
 
 
 def _activations(spec: EngineSpec, stage: int) -> int:
-    """Return an estimate: the largest layer for a step's tokens in 16 bits, and the logits of verified tokens.
+    """Return estimated activation bytes: the largest layer for a step's tokens, and the logits of verified tokens.
 
-    A layer's hidden state, residual and norm are replicated on every rank; queries, keys, values and both MLP branches
-    are divided. Logits are in float32, twice: the engine's and the sampler's copy.
+    Each rank has a layer's hidden state, residual and norm in full, and a share of queries, keys, values and both MLP
+    branches, all in 16 bits. Logits are float32 and are stored twice, in the engine and in the sampler.
     """
     config, mapping = spec.config, spec.mapping
     heads = config.num_heads // mapping.tensor + 2 * _kv_heads(config, mapping)

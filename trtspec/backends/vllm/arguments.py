@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of vLLM's AsyncEngineArgs, which Triton's vLLM backend reads from model.json.
 
-Names: vllm-project/vllm:vllm/engine/arg_utils.py and vllm/config/speculative.py, v0.19.0 to v0.33.0.
+Names are from vllm-project/vllm:vllm/engine/arg_utils.py and vllm/config/speculative.py, v0.19.0 to v0.33.0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NODE_GPUS = 8  # larger engines span machines, which requires Ray
 
 
 def model_json(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
-    """Return the document; paths are directories relative to the served model's, or hub ids."""
+    """Return the content of model.json; paths are hub ids, or directories relative to the served model's directory."""
     recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
     document: dict[str, Any] = {
         "model": target_path,
@@ -48,7 +48,7 @@ def model_json(context: PlanContext, target_path: str, draft_path: str | None) -
 
 
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
-    """Return vLLM's speculative_config; the method is not "none". Trees are drafted as chains."""
+    """Return vLLM's speculative_config for a method other than none; vLLM drafts trees as chains."""
     speculation, method = context.recipe.speculation, context.method_name
     config: dict[str, Any] = {
         "method": releases()[context.version].methods[method],
@@ -81,15 +81,16 @@ def _feature_fields(context: PlanContext) -> dict[str, Any]:
     if speculation.schedule:
         fields["num_speculative_tokens_per_batch_size"] = _ranges(speculation.schedule, most)
     if speculation.verify == "block":
-        # for tokens that were not sampled from the draft's distribution, a block accepts no more than one by one
+        # block verification accepts more tokens only if the draft is sampled from its own distribution
         fields |= {"rejection_sample_method": "block", "draft_sample_method": "probabilistic"}
     return fields
 
 
 def _ranges(schedule: Sequence[ScheduledLen], most: int) -> list[list[int]]:
-    """Return [first, last, tokens] of each range of batch sizes up to `most`; beyond the schedule nothing is drafted.
+    """Return [first, last, draft tokens] for each range of batch sizes up to `most`.
 
-    Without an explicit last range, vLLM would extend the schedule's last entry.
+    Batch sizes beyond the schedule draft 0 tokens. Their range is explicit, because vLLM would otherwise extend the
+    schedule's last entry.
     """
     firsts = [1, *(each.max_batch + 1 for each in schedule)]
     found = [[first, each.max_batch, each.draft_len] for first, each in zip(firsts, schedule, strict=False)]
@@ -97,9 +98,10 @@ def _ranges(schedule: Sequence[ScheduledLen], most: int) -> list[list[int]]:
 
 
 def _memory(context: PlanContext) -> dict[str, Any]:
-    """Return vLLM's memory limit; on a CPU, whose memory is shared, the amount that full batches need.
+    """Return vLLM's memory limit; on a CPU, whose memory is shared, it is the KV cache of full batches.
 
-    Four times the target's keys and values in 16 bits: float32 doubles them, and a draft needs at most as much again.
+    The limit on a CPU is four times the target's KV cache in 16 bits: float32 doubles it, and a draft needs at most the
+    same again.
     """
     if context.recipe.engine.device == "cpu":
         needed = sum(4 * each.kv_cache_bytes for each in plan_source_memory(context))
@@ -113,6 +115,6 @@ def _revision(asked: ModelSource, path: str) -> dict[str, str]:
 
 
 def _online(context: PlanContext, role: str, asked: ModelSource) -> dict[str, str]:
-    """Return the format to which vLLM quantizes on load, in vLLM's terms; empty for none."""
+    """Return vLLM's option for the format to which it quantizes on load; empty for none."""
     wanted = online_format(context, role, asked)
     return {"quantization": releases()[context.version].online[wanted]} if wanted else {}

@@ -3,9 +3,9 @@
 
     ensemble: sampling_parameters -> vllm_model (1/model.json has the start arguments of vLLM)
 
-vLLM resolves relative paths from the server's working directory, so `stage` writes a copy with absolute paths.
-`alone` starts `vllm serve` or Dynamo's worker with the same arguments
-(vllm-project/vllm:vllm/engine/arg_utils.py@v0.33.0, where every field of EngineArgs is an option of its name).
+vLLM resolves relative paths from the server's working directory, so `stage` writes a copy with absolute paths. `alone`
+returns the commands that start `vllm serve` or Dynamo's worker with the same arguments
+(vllm-project/vllm:vllm/engine/arg_utils.py@v0.33.0, where each field of EngineArgs is an option of the same name).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trtspec.store.files import FileReader
 
 MODEL_JSON = Path("vllm_model", "1", "model.json")  # the start arguments of vLLM
 MODELS, NAMES = Path(__file__).with_name("models"), ("ensemble", "sampling_parameters", "vllm_model")
-# vLLM batches requests itself: its models get single requests as they arrive
+# vLLM batches requests itself, so its models receive single requests as they arrive
 UNBATCHED = ServingSettings(max_batch_size=0)
 FP32, INT32 = 11, 8  # of Triton's DataType
 COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_draft_tokens": INT32}
@@ -55,7 +55,7 @@ def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
 
 
 def stage(repository: Path, out: Path, artifact: str) -> None:
-    """Write a copy of an artifact's repository to `out` with absolute paths, also in vLLM's arguments."""
+    """Copy an artifact's repository to `out` with absolute paths, also in vLLM's arguments."""
     relocate(repository, out, artifact)
     (out / MODEL_JSON).write_text(_dump(load_absolute(repository, MODEL_JSON, artifact)), encoding="utf-8")
 
@@ -65,7 +65,7 @@ def _dump(document: Mapping[str, Any]) -> str:
 
 
 def answer_counts(repository: Path) -> None:
-    """Add outputs for draft counts to a repository; the fallback backend reports them, unlike Triton's backend."""
+    """Add output tensors for draft counts to a repository; Triton's own vLLM backend does not report them."""
     from trtspec.serving.triton.config import load_config, render_config
 
     for name in ("vllm_model", "ensemble"):
@@ -104,7 +104,7 @@ def serving() -> ServingHooks:
 
 
 def repository_step(document: Mapping[str, Any]) -> EmitModels:
-    """Return the step that emits the models; paths in `document`, vLLM's arguments, are relative to vLLM's model."""
+    """Return the step that emits the models; `document` is the content of model.json."""
     parameters, documents = {"tokenizer_dir": from_model(TOKENIZER)}, {str(MODEL_JSON): _dump(document)}
     return EmitModels(read_models(MODELS), UNBATCHED, NAMES, parameters, documents, MODELS)
 

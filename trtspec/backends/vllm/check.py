@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a recipe and its drafter against its version of vLLM: errors that prevent serving, and ignored settings.
+"""Checks of a recipe and its drafter against its version of vLLM: errors that prevent serving, and ignored settings.
 
-vLLM silently ignores tensors of Medusa heads with other names. A draft model with another vocabulary drafts shared
-tokens (use_heterogeneous_vocab, arXiv:2502.05202).
+vLLM silently ignores Medusa tensors with unknown names. A draft model with another vocabulary can draft the tokens that
+both vocabularies share (use_heterogeneous_vocab, arXiv:2502.05202).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from trtspec.methods.medusa import LISTED
 from trtspec.methods.mtp import count_layers
 
 LENGTHS = "num_speculative_tokens_per_batch_size"
-# their proposers assert the full length, or allocate a block of it once
+# the proposers of these methods assert the full draft length, or allocate a block of it once
 ONE_LENGTH = ("suffix", "medusa", "dflash", "dspark", *PARALLEL)
 # vLLM derives the drafter's class by adding this prefix to the architecture in its config.json
 PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": ""}
 AS_NAMED = ("LiLiCorrDraftModel",)
-WHOLE_BLOCK = "Qwen3OmniDSparkModel"  # its draft_len must be its block; read in 0.33 alone
+WHOLE_BLOCK = "Qwen3OmniDSparkModel"  # draft_len must equal its block size; only 0.33 was read
 DSPARK, QWEN3_DSPARK = "DSparkDraftModel", "names_qwen3_dspark"
 CONVERTS = "use a backend that converts checkpoints"
 REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"
@@ -42,7 +42,7 @@ FIELD = "use_heterogeneous_vocab"
 
 
 def _check_features(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield the parts of `schedule` and `verify` that a release does not support."""
+    """Yield errors for a schedule or a verification rule that the release does not support for the method."""
     speculation = context.recipe.speculation
     if speculation.schedule and LENGTHS not in release.fields:
         message = f"vLLM {release.version} does not adapt the draft length to the batch size"
@@ -57,9 +57,9 @@ def _check_features(context: PlanContext, release: VllmRelease) -> Iterable[Diag
 
 
 def _block_rejection(context: PlanContext, release: VllmRelease) -> str:
-    """Return why block verification is not available; "" if it is.
+    """Return the reason why block verification is not available; "" if it is.
 
-    vLLM's V1 model runner does not support block verification and does not report that it ignores the setting.
+    vLLM's V1 model runner does not support block verification and silently ignores the setting.
     """
     method = context.method_name
     if "block" not in release.rules or "runs_v2" not in release.does:
@@ -135,7 +135,7 @@ def _has_mtp_layers(release: VllmRelease, source: Source) -> bool:
 
 
 def _check_parallel(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield parallelism of draft and target that vLLM does not support."""
+    """Yield errors for parallelism of draft and target that vLLM does not support."""
     speculation, parallel = context.recipe.speculation, context.recipe.target.parallel
     draft = speculation.draft
     if draft and "parallel" in draft.model_fields_set and draft.parallel.tensor != parallel.tensor:
@@ -151,7 +151,7 @@ def _check_parallel(context: PlanContext, release: VllmRelease) -> Iterable[Diag
 
 
 def _check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield errors that prevent loading the drafter or drafting for this target."""
+    """Yield errors for drafters that vLLM cannot load or cannot use with this target."""
     method = release.methods[context.method_name]
     if method not in PREFIXES:
         return
@@ -198,7 +198,10 @@ def _class_name(architecture: str, method: str) -> str:
 
 
 def _check_layers(config: Mapping[str, Any]) -> Iterable[Diagnostic]:
-    """Warn of layers listed by their outputs: unlike SGLang, vLLM adds no 1 and reads the preceding layers."""
+    """Yield a warning if eagle_config lists target layers by their outputs, as SGLang reads them.
+
+    vLLM reads the numbers as inputs, so it would use the preceding layers.
+    """
     section = config.get("eagle_config")
     named = section.get(AUX_LAYERS) if isinstance(section, Mapping) else None
     if config.get(AUX_LAYERS) or not isinstance(named, list) or not all(type(number) is int for number in named):
@@ -210,7 +213,7 @@ def _check_layers(config: Mapping[str, Any]) -> Iterable[Diagnostic]:
 
 
 def _check_positions(context: PlanContext, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield an error if texts exceed the drafter's position table, beyond the end of which vLLM would read."""
+    """Yield an error if texts can exceed the drafter's position table, past whose end vLLM would read."""
     length, config = context.recipe.engine.max_seq_len, context.sources["draft"].config
     layer = config.get("transformer_layer_config")  # the key of the speculators format
     positions = (layer if isinstance(layer, Mapping) else config).get("max_position_embeddings")
@@ -222,7 +225,7 @@ def _check_positions(context: PlanContext, method: str, release: VllmRelease) ->
 
 
 def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield an error if the target does not provide the hidden states that the drafter reads."""
+    """Yield an error if the target's class does not provide the hidden states that the drafter reads."""
     architecture, text = source_architecture(target), target.config.get("text_config")
     model_type = str((text if isinstance(text, Mapping) else target.config).get("model_type"))
     supported = sorted(release.eagle3_models)
@@ -237,7 +240,7 @@ def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable
 
 
 def _check_medusa(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield missing keys in the heads' config.json, and formats that a release cannot read."""
+    """Yield problems for missing keys in the config.json of Medusa heads, and for tensor names unknown to vLLM."""
     if context.method_name != "medusa":
         return
     net, wanted = context.sources["draft"], context.sources["target"].config.get("hidden_size", HIDDEN_SIZE)
@@ -255,7 +258,7 @@ def _check_medusa(context: PlanContext, release: VllmRelease) -> Iterable[Diagno
 
 
 def supports_heterogeneous_vocab(version: str, method: str) -> bool:
-    """Return whether a release supports a draft model whose tokens differ from the target's."""
+    """Return whether a release supports a draft model whose vocabulary differs from the target's."""
     return method == "draft_target" and FIELD in releases()[version].fields
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert the tensors of NVIDIA's ensemble to the JSON sampling parameters of Triton's vLLM backend.
+"""Triton model that converts the tensors of NVIDIA's ensemble to the JSON sampling parameters of Triton's vLLM backend.
 
-Defaults are the same as for the other engines: greedy without a temperature, and the text without the prompt.
+Defaults are the same as for other engines: greedy without a temperature, and the text without the prompt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMITS = TokenLimits(max_seq_len=1 << 31)  # vLLM enforces its own limit
 
 
 class TritonPythonModel:
-    """Triton calls initialize and execute by name."""
+    """The model class; Triton calls initialize and execute by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
@@ -58,7 +58,7 @@ class TritonPythonModel:
         ]
 
     def check(self, inputs: RequestTensors) -> None:
-        """Raise TrtspecError for unsupported features, and for errors that vLLM reports less clearly."""
+        """Raise TrtspecError for unsupported features, and for errors for which vLLM's own messages are unclear."""
         inputs.reject_undeclared(self.inputs, ENGINE)
         check_unsupported(inputs, ENGINE)
         if inputs.texts("bad_words"):

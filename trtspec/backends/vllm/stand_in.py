@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A substitute for Triton's backend `vllm`, which is not published as a wheel, for a tritonserver without it.
+"""A substitute for Triton's backend `vllm`, which is not published as a wheel, for tritonservers without it.
 
-It has the tensors and the model.json of that backend (triton-inference-server/vllm_backend:src/model.py@00ea75bc), so
-that both can serve the same artifact. vLLM runs in a separate process (`worker`) with its own interpreter. Unlike
-Triton's backend it also reports draft counts, if vLLM counts them by request.
+It has the same tensors and the same model.json as that backend
+(triton-inference-server/vllm_backend:src/model.py@00ea75bc), so that both can serve the same artifact. vLLM runs in a
+separate process (`worker`) with its own interpreter. Unlike Triton's backend, the substitute also reports draft counts
+if vLLM counts them per request.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ CANCEL_POLL_S = 0.05
 TELL_S = 2.0
 EXIT_S = 10.0
 ENDED = "vLLM ended: see the server's log"
-# one engine of one GPU runs in the worker itself: vLLM is then imported once instead of three times
+# an engine on one GPU runs in the worker process, so that vLLM is imported once instead of three times
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
 EXCLUDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")  # they refer to this interpreter's libraries
 
 
 @dataclass
 class OpenRequest:
-    """A running request: its response sender, the prompt to prepend, and whether tokens are counted.
+    """A running request: its response sender, the prompt to prepend to the text, and whether token counts are returned.
 
-    `tokens` is the number of received tokens, and `text` the request's metrics.
+    `tokens` is the number of tokens received so far, and `text` the metrics of the request.
     """
 
     sender: Any
@@ -67,7 +68,7 @@ class OpenRequest:
 
 
 class TritonPythonModel:
-    """Triton calls initialize, execute and finalize by name."""
+    """The model class; Triton calls initialize, execute and finalize by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         version = Path(args["model_repository"]) / args["model_version"]
@@ -106,7 +107,10 @@ class TritonPythonModel:
         self.metrics.close()
 
     def occupancy(self) -> tuple[int, int]:
-        """Return the number of running and of waiting requests; vLLM does not report cancelled ones."""
+        """Return the numbers of running and of waiting requests.
+
+        vLLM's number of running requests may include cancelled ones, so it is limited to the number of open requests.
+        """
         running = min(self.running, open_requests := len(self.asked))
         return running, open_requests - running
 
@@ -138,7 +142,7 @@ class TritonPythonModel:
         self.lines.put(None)
 
     def dispatch(self) -> None:
-        """Send outputs to their clients and poll for cancelled requests, until vLLM ends."""
+        """Send outputs to their clients and poll for cancelled requests, until the worker exits."""
         last_poll = time.monotonic()
         while (line := self.next_line()) is not None:
             if line:
@@ -149,14 +153,14 @@ class TritonPythonModel:
         self.end()
 
     def next_line(self) -> str | None:
-        """Return the next output line, "" after a time without one, None if vLLM has ended."""
+        """Return the worker's next output line, "" after CANCEL_POLL_S without one, or None if the worker exited."""
         try:
             return self.lines.get(timeout=CANCEL_POLL_S)
         except queue.Empty:  # children of the worker may keep its end of the pipe open
             return "" if self.worker.poll() is None else None
 
     def end(self) -> None:
-        """Fail all open requests, then exit this process, unless Triton is unloading the model."""
+        """Fail all open requests, then exit this process unless Triton is unloading the model."""
         with self.lock:
             self.ended = True
         while self.asked:

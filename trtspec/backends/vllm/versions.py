@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features of each vLLM release; the facts are in versions.yaml, read from the releases' wheels."""
+"""The features of each vLLM release; the facts are in versions.yaml and were read from the releases' wheels."""
 
 from __future__ import annotations
 
@@ -32,15 +32,23 @@ QUANTIZATIONS = {"fp8": "fp8", "fp8_rowwise": "fp8_per_channel"}
 
 @dataclass(frozen=True)
 class VllmRelease:
-    """One release of vLLM and the tags (26.07) of the Triton containers that ship it.
+    """A vLLM release and its features.
 
-    `speculative` are the names of methods, `fields` the fields of SpeculativeConfig, `rules` the values of
-    rejection_sample_method, and `formats` the quantizations on load. `mtp_models` and `mtp_architectures` are model
-    types and architectures whose MTP layers can draft. `eagle3_models` are parts of model types, one of which must
-    occur in an EAGLE-3 target's (if empty, any type is supported). `eagle3_targets` are the architectures that provide
-    hidden states to EAGLE-3, and `pipeline_targets` those that also do so with pipeline parallelism. `heads` are the
-    architectures of drafters, `biased_heads` those whose `fc` has a bias, and `speculators` the supported types of the
-    speculators format. `not_in_v2` are the methods that its V2 model runner lacks, and `does` further behaviours.
+    Attributes:
+        triton: tags (such as 26.07) of the Triton containers that include the release.
+        speculative: vLLM's method names.
+        fields: fields of SpeculativeConfig.
+        rules: values of rejection_sample_method.
+        formats: quantizations on load.
+        mtp_models, mtp_architectures: model types and architectures whose MTP layers can draft.
+        eagle3_models: substrings of a model type, one of which must occur in an EAGLE-3 target's; empty allows any
+            type.
+        eagle3_targets: architectures that provide hidden states to EAGLE-3.
+        pipeline_targets: architectures that also do so with pipeline parallelism.
+        heads: architectures of drafters; for those in `biased_heads`, `fc` may have a bias.
+        speculators: supported types of the speculators format.
+        not_in_v2: methods that the V2 model runner does not support.
+        does: names of further behaviors.
     """
 
     version: str
@@ -62,7 +70,7 @@ class VllmRelease:
 
     @property
     def methods(self) -> dict[str, str]:
-        """Return vLLM's names of its methods, by trtspec's method names."""
+        """Return vLLM's method names, by trtspec's method names."""
         return {ours: theirs for ours, theirs in METHODS.items() if theirs in self.speculative}
 
     @property
@@ -75,14 +83,14 @@ FACTS = tuple(VllmRelease.__dataclass_fields__)[2:]
 
 
 def load() -> dict[str, dict[str, Any]]:
-    """Return versions.yaml: containers by release, and for each fact its names by the releases that have them."""
+    """Return the content of versions.yaml: container tags by release, and names by fact and range of releases."""
     document: dict[str, dict[str, Any]] = load_package_yaml(DATA)
     return document
 
 
 @cache
 def releases() -> dict[str, VllmRelease]:
-    """Return the known releases by version, oldest first; other versions have the nearest one's facts."""
+    """Return the known releases by version, oldest first; looking up another version returns the nearest release."""
     document = load()
     versions = list(document["releases"])
     found = {version: {fact: frozenset[str]() for fact in FACTS} for version in versions}
@@ -95,18 +103,18 @@ def releases() -> dict[str, VllmRelease]:
 
 
 def _within(span: str, versions: list[str]) -> list[str]:
-    """Return the releases from the first to the last of "0.20.0..0.24.0", or to the newest of "0.20.0.."."""
+    """Return the releases in a range: "0.20.0..0.24.0" includes both ends, "0.20.0.." extends to the newest release."""
     first, last = span.split("..")
     return versions[versions.index(first) : versions.index(last) + 1 if last else None]
 
 
 def having(test: Callable[[VllmRelease], bool]) -> str:
-    """Return a hint with the releases for which the test holds, or ""."""
+    """Return a hint with the first and the last release for which the test is true, or ""."""
     found = [version for version, release in releases().items() if test(release)]
     span = " to ".join(dict.fromkeys([found[0], found[-1]])) if found else ""
     return f"supported by vLLM {span}: see engine.version" if found else ""
 
 
 def cite(release: VllmRelease, path: str = "config/speculative.py") -> str:
-    """Return a source file of a release, in the format of diagnostics."""
+    """Return the citation of a source file of a release, as used in diagnostics."""
     return f"vllm-project/vllm:vllm/{path}@v{release.version}"

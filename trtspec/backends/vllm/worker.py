@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM in a separate process, started by `stand_in` with vLLM's interpreter; does not import trtspec.
+"""Runs vLLM in a separate process, started by `stand_in` with vLLM's interpreter; does not import trtspec.
 
     in   {"id", "prompt", "sampling", "stream"}    {"cancel": id}
     out  {"ready": version}    {"id", "error"}    {"running": requests}
          {"id", "text", "tokens", "prompt_tokens", "drafted", "accepted", "by_length", "queue_s", "reason", "done"}
 
-JSON lines: commands on stdin, responses on the original stdout (vLLM's output goes to stderr). Exits with its stdin.
+The protocol is JSON lines: commands on stdin, responses on the original stdout. vLLM's own output goes to stderr. The
+process exits when stdin is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Say = Callable[[dict[str, Any]], None]
 
 
 class VllmWorker:
-    """One engine and its queued commands."""
+    """A vLLM engine and the queue of its commands."""
 
     def __init__(
         self, arguments: dict[str, Any], commands: queue.SimpleQueue[dict[str, Any]], write_reply: Say
@@ -40,7 +41,7 @@ class VllmWorker:
         self.commands, self.write_reply = commands, write_reply
 
     def serve(self) -> None:
-        """Process commands and generate, forever."""
+        """Process commands and run the engine's steps, forever."""
         while True:
             while not (self.commands.empty() and self.engine.has_unfinished_requests()):
                 self.follow(self.commands.get())
@@ -48,7 +49,7 @@ class VllmWorker:
                 self.answer(output)
 
     def follow(self, command: dict[str, Any]) -> None:
-        """Start or cancel a request; an error of vLLM is reported for that request."""
+        """Start or cancel a request; an exception from vLLM is reported as that request's error."""
         if "cancel" in command:
             self.engine.abort_request([command["cancel"]])
             return
@@ -58,7 +59,7 @@ class VllmWorker:
             self.write_reply({"id": command["id"], "error": str(error)})
 
     def answer(self, output: Any) -> None:
-        """Report the output of a step for a request."""
+        """Write a request's output of one step as a reply."""
         [completion] = output.outputs
         drafts = getattr(completion, "spec_decode_metrics", None)  # None if the engine does not report them
         by_length = [*drafts.histogram] if drafts else []
@@ -88,11 +89,11 @@ def sampling_params(command: dict[str, Any]) -> Any:
 
 
 def occupancy_logger(write_reply: Say) -> Any:
-    """Return a factory of vLLM loggers that report the number of requests in the scheduler's batch."""
+    """Return a vLLM logger class that reports the number of requests in the scheduler's batch."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class Occupancy(StatLoggerBase):  # type: ignore[misc]
-        """Reports the number whenever it changes."""
+        """Logger that reports the number of running requests when it changes."""
 
         def __init__(self, config: Any, engine_index: int = 0) -> None:
             self.running = 0
@@ -109,7 +110,7 @@ def occupancy_logger(write_reply: Say) -> Any:
 
 
 def finish_reason(completion: Any) -> str | None:
-    """Return trtspec's finish reason of a completion, or None while it is running."""
+    """Return trtspec's finish reason for a completion, or None while it is running."""
     if completion.finish_reason == "stop":
         return "stop" if isinstance(completion.stop_reason, str) else "end_id"
     return {None: None, "length": "length", "abort": "cancelled"}.get(completion.finish_reason, "error")
@@ -128,7 +129,7 @@ def main() -> None:
 
 
 def serve(answers: IO[str]) -> None:
-    """Load the engine of the given model.json and process commands, forever."""
+    """Load the engine with the model.json in sys.argv[1] and process commands, forever."""
 
     def write_reply(document: dict[str, Any]) -> None:
         answers.write(json.dumps(document) + "\n")

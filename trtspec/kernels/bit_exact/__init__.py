@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of drafts, bit-exact on every machine: plugins/README.md in numpy, the reference for compiled kernels.
+"""Verification of drafts in numpy, bit-exact on every machine: the reference for the compiled kernels.
 
-The rules equal tests/kernels/reference.py, whose output distribution is tested exactly. Here they compute in integers,
-so that CUDA and C++ must return equal ids. The code is vectorized over the vocabulary, with plain loops over requests
-and positions for readability.
+It implements plugins/README.md. The rules equal tests/kernels/reference.py, whose output distribution is tested
+exactly, but decisions are computed in integers, so that CUDA and C++ must return the same ids. The code is vectorized
+over the vocabulary, with plain loops over requests and positions for readability.
 """
 
 from trtspec.kernels.bit_exact.batch import ChainBatch, ChainResult, DraftKind, Mode, TreeBatch, TreeResult

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments and results of verification as arrays of a batch, and a view of one request."""
+"""Arguments and results of verification as arrays of a batch, and access to a single request."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class DraftKind(IntEnum):
-    """The content of a draft's rows."""
+    """The content of a draft's rows: logits or probabilities."""
 
     LOGITS = 1
     PROBABILITIES = 2
 
 
 class Mode(IntEnum):
-    """How a node's children are accepted: drafted without or with sampling, or by the lossy typical rule."""
+    """The acceptance rule of a tree: for deterministic children, for sampled children, or typical (lossy)."""
 
     DETERMINISTIC = 0
     SAMPLED = 1
@@ -46,16 +46,16 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VerifyBatch:
-    """The common arguments of chains and trees; `target` and `draft` are float32 or float16.
+    """The arguments that chains and trees have in common; `target` and `draft` are float32 or float16.
 
     Args:
-        target: [batch, rows, vocab], logits.
-        tokens: [batch, drafted], ids of the target.
-        draft: [batch, drafted, draft_vocab], the distributions of the tokens, or None for deterministic tokens.
+        target: [batch, rows, vocab], the target's logits.
+        tokens: [batch, drafted], draft tokens as ids of the target.
+        draft: [batch, drafted, draft_vocab], the distributions of the draft tokens, or None for deterministic tokens.
         draft_kind: the content of `draft`.
-        draft_column: [vocab], the column of `draft` for each id, -1 for none, or None if columns are ids.
-        temperature, top_k, top_p: [batch], or None for 1, all and all.
-        uniforms: [batch, rows], 32 bits each, or None for greedy requests.
+        draft_column: [vocab], the column of `draft` for each id of the target, or -1. If None, columns are ids.
+        temperature, top_k, top_p: [batch], or None for 1, 0 and 1.
+        uniforms: [batch, rows], 32 random bits each, or None for greedy requests.
     """
 
     target: Values
@@ -71,10 +71,10 @@ class VerifyBatch:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChainBatch(VerifyBatch):
-    """Chains: `target` has a row for each of the [batch, draft_len] tokens and one for the position after the last.
+    """A batch of chains; `target` [batch, draft_len + 1, vocab] has a row for each draft token and one after the last.
 
     `lengths` [batch] is the number of valid tokens, or None for all. `uniforms` [batch, draft_len + 1] has one number
-    for each token, then one for the next token.
+    for each draft token, then one for the next token.
     """
 
     lengths: Ints | None = None
@@ -82,14 +82,14 @@ class ChainBatch(VerifyBatch):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TreeBatch(VerifyBatch):
-    """Trees: `target`, `tokens`, `draft` and `uniforms` have one row per node; a node's `draft` row is for its
-    children.
+    """A batch of trees; `target`, `tokens`, `draft` and `uniforms` have one row per node.
 
     Args:
+        draft: a node's row is the distribution of its children.
         parents: [batch, nodes], each less than its node; other values mark unused nodes. Node 0 is the root.
         limits: [batch], the maximum number of accepted tokens, or None for unlimited.
-        mode: how the children were drafted.
-        threshold, alpha: of Mode.TYPICAL.
+        mode: the acceptance rule.
+        threshold, alpha: parameters of Mode.TYPICAL.
     """
 
     parents: Ints
@@ -104,7 +104,11 @@ class TreeBatch(VerifyBatch):
 
 
 class ChainResult(NamedTuple):
-    """Int32 arrays [batch]; `output` [batch, draft_len + 1] has the accepted tokens, the next token, then -1."""
+    """Results of chains as int32 arrays [batch].
+
+    `output` [batch, draft_len + 1] contains the accepted tokens, the next token, then -1. `status` is 0 or a
+    combination of the error bits in `fixed_point`.
+    """
 
     accepted: Array
     output: Array
@@ -113,7 +117,11 @@ class ChainResult(NamedTuple):
 
 
 class TreeResult(NamedTuple):
-    """Int32 arrays [batch]; `path` [batch, nodes] has the accepted nodes from the root down, then -1."""
+    """Results of trees as int32 arrays [batch].
+
+    `path` [batch, nodes] contains the accepted nodes from the root down, then -1. `status` is 0 or a combination of the
+    error bits in `fixed_point`.
+    """
 
     path: Array
     path_len: Array
@@ -123,10 +131,11 @@ class TreeResult(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DraftRow:
-    """A row of the draft, indexed by the target's ids.
+    """A row of the draft, indexed by ids of the target.
 
-    `probs` [vocab] is 0 for ids without a column; `masses` [vocab] are the same in integers, where `unit` is 1 and
-    `total` the sum of the row. `usable` is whether the row is a distribution; if not, `masses` are undefined.
+    `probs` [vocab] is 0 for ids without a column. `masses` [vocab] are the same values as integers in units of 1 /
+    `unit`, and `total` is the sum of the row. If the row is not a distribution, `usable` is false and `masses` are
+    undefined.
     """
 
     probs: Floats
@@ -136,12 +145,12 @@ class DraftRow:
     usable: bool
 
     def is_prob(self, token: int) -> bool:
-        """Return whether a token's own value is a probability, regardless of the others."""
+        """Return whether a token's own value is a probability, regardless of the other values."""
         return bool(0.0 <= self.probs[token] <= 1.0)
 
 
 class BatchRequest:
-    """One request of a batch: its rows of each array, and its sampling parameters. A greedy request lacks a draft."""
+    """One request of a batch: its rows of each array and its sampling parameters; greedy requests ignore the draft."""
 
     def __init__(self, batch: VerifyBatch, index: int) -> None:
         self._batch, self._target = batch, batch.target[index]
@@ -164,7 +173,7 @@ class BatchRequest:
         return read_row(self._target[position], self.sampling)
 
     def draft_row(self, position: int) -> DraftRow:
-        """Read a row of the draft; without a draft, a row of zeros."""
+        """Return a row of the draft; without a draft, it is all zeros."""
         if self._draft is None:
             zeros = np.zeros(self.vocab)
             return DraftRow(zeros, fix(zeros), FIXED_ONE, 0, usable=True)
@@ -179,7 +188,7 @@ class BatchRequest:
         return DraftRow(self._by_id(probs), self._by_id(masses), FIXED_ONE, wrapped_sum(masses), usable)
 
     def _by_id(self, by_column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-        """Return the values of columns [draft_vocab] by id [vocab]; 0 for ids without a column."""
+        """Return values by target id [vocab] from values by column [draft_vocab]; ids without a column are 0."""
         columns = np.arange(self.vocab) if self._batch.draft_column is None else self._batch.draft_column
         there = (columns >= 0) & (columns < len(by_column))
         by_id = np.zeros(self.vocab, dtype=by_column.dtype)
@@ -188,5 +197,5 @@ class BatchRequest:
 
 
 def unfilled(*shape: int) -> Ints:
-    """Return an array of -1, which marks unused entries of results."""
+    """Return an int32 array filled with -1, which marks unused entries of results."""
     return np.full(shape, -1, dtype=np.int32)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of chains, token by token or as a whole.
+"""Verification of chains in numpy, token by token or as a whole.
 
-Token by token, each token is tested against its row, and a replacement is sampled for the first rejected one. As a
-whole, every prefix is tested, and the token after the longest accepted one is sampled; the rule equals
-`verify_block` of tests/kernels/reference.py, with the remaining mass in integers.
+Token by token, each token is tested against its row, and a replacement for the first rejected token is sampled. As a
+whole, every prefix is tested, and the token after the longest accepted prefix is sampled. That rule equals
+`verify_block` in tests/kernels/reference.py, with the remaining mass in integers.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from trtspec.kernels.bit_exact.fixed_point import (
 
 
 def verify_chain(batch: ChainBatch) -> ChainResult:
-    """Return the accepted part of each request's chain, and its next token."""
+    """Verify each request's chain token by token."""
     return verify_each(batch, walk)
 
 
 def verify_each(batch: ChainBatch, rule: Callable[[BatchRequest, int], tuple[int, int, int]]) -> ChainResult:
-    """Apply a rule to each request and the length of its chain; the rule returns (accepted, next token, status)."""
+    """Apply a rule to each request of a batch.
+
+    The rule is called with the request and the length of its chain, and returns (accepted, next token, status).
+    """
     size, draft_len = batch.tokens.shape
     results = ChainResult(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
     for index in range(size):
@@ -46,7 +49,7 @@ def verify_each(batch: ChainBatch, rule: Callable[[BatchRequest, int], tuple[int
 
 
 def walk(request: BatchRequest, length: int) -> tuple[int, int, int]:
-    """Return (number of accepted tokens, next token, status)."""
+    """Verify a chain of `length` tokens; return (number of accepted tokens, next token, status)."""
     for position in range(length):
         row = request.row(position)
         if row.status:
@@ -60,7 +63,7 @@ def walk(request: BatchRequest, length: int) -> tuple[int, int, int]:
 
 
 def _test(row: WeightRow, draft: DraftRow, token: int, uniform: int) -> tuple[Weights | None, int]:
-    """Return None if the token is accepted, else weights [vocab] for the next one; and the status."""
+    """Test a token; return (None, 0) if it is accepted, else the weights [vocab] of the next token and the status."""
     if not 0 <= token < len(row.weights):
         return row.weights, BAD_DRAFT
     if draft.probs[token] == 0.0:
@@ -75,15 +78,15 @@ def _test(row: WeightRow, draft: DraftRow, token: int, uniform: int) -> tuple[We
 
 
 def verify_block(batch: ChainBatch) -> ChainResult:
-    """Return the part of each request's chain that is accepted as a whole, and its next token."""
+    """Verify each request's chain as a whole (block verification)."""
     return verify_each(batch, _walk_block)
 
 
 @dataclass(frozen=True)
 class _Position:
-    """The position after `length` tokens; the target covers the share `kept` of their draft mass.
+    """The position after the first `length` tokens; the target covers the share `kept` of their draft mass.
 
-    `proposal` [vocab] is the distribution of the next drafted token, or None at the end of the chain.
+    `proposal` [vocab] is the distribution of the next draft token, or None at the end of the chain.
     """
 
     length: int
@@ -94,18 +97,18 @@ class _Position:
 
     @property
     def surplus(self) -> Floats:
-        """The target's mass in excess of the draft's [vocab]."""
+        """Return the target's mass [vocab] minus the draft's; values may be negative."""
         return self.kept * self.row.probs - self.proposal if self.proposal is not None else self.row.probs
 
     def stays(self, uniform: int) -> bool:
-        """Whether the prefix is accepted unless a longer one is."""
+        """Return whether the prefix that ends at this position is accepted, unless a longer one is."""
         if self.proposal is None or self.kept == 1.0:
             return to_unit(uniform) < self.kept
         surplus = float(int(fix(self.surplus).sum())) / FIXED_ONE
         return to_unit(uniform) * (surplus + (1.0 - self.kept)) < surplus
 
     def next(self, uniform: int) -> int:
-        """Return the token after the prefix; sampled from the target's own weights if no surplus is left."""
+        """Return the token after the prefix, sampled from the surplus, or from the target's weights without one."""
         if self.row.status:
             return self.row.argmax
         left = None if self.proposal is None else fix(self.surplus)
@@ -113,7 +116,7 @@ class _Position:
 
 
 def _walk_block(request: BatchRequest, length: int) -> tuple[int, int, int]:
-    """Return how many tokens are accepted, the next token, and the status."""
+    """Verify a chain of `length` tokens as a whole; return (number of accepted tokens, next token, status)."""
     if request.sampling.greedy:
         return walk(request, length)
     position = best = _read_position(request, length, 0, 1.0)
@@ -132,7 +135,7 @@ def _walk_block(request: BatchRequest, length: int) -> tuple[int, int, int]:
 
 
 def _read_position(request: BatchRequest, length: int, here: int, kept: float) -> _Position:
-    """Read the rows of a position; the chain ends if one of them, or the token, is invalid."""
+    """Return the position after `here` tokens; the chain ends at it if a row or the next draft token is invalid."""
     row = request.row(here)
     if row.status or here == length:
         return _Position(here, kept, row, None, row.status)
@@ -145,5 +148,5 @@ def _read_position(request: BatchRequest, length: int, here: int, kept: float) -
 
 
 def _proposal(draft: DraftRow, token: int) -> Floats:
-    """Return the distribution [vocab] of a token; one-hot if its row gives it probability 0."""
+    """Return the distribution [vocab] from which a token was drafted; one-hot if its row gives it probability 0."""
     return draft.probs if draft.probs[token] != 0.0 else np.eye(1, len(draft.probs), token)[0]

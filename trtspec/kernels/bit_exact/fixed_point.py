@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a row of logits to integer weights, and from integer weights to a token, as specified in plugins/README.md.
+"""Conversion of logits to integer weights, and sampling from integer weights, as specified in plugins/README.md.
 
-A sum of integers is the same in any order, so every decision based on these weights is the same on every machine. All
-floating-point operations are IEEE 754 and concern a single id; only `fma32` is contracted.
+A sum of integers does not depend on the order, so decisions based on these weights are the same on every machine. All
+floating-point operations are IEEE 754 and concern a single id. Only `fma32` is contracted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BELOW_TWO = np.nextafter(np.float32(2.0), np.float32(0.0))
 
 @dataclass(frozen=True)
 class RowSampling:
-    """Sampling parameters of one request: `top_k` 0 and `top_p` 1 keep all ids; temperature 0 is greedy."""
+    """The sampling parameters of one request: `top_k` 0 and `top_p` 1 keep all ids; temperature 0 is greedy."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -45,22 +45,22 @@ class RowSampling:
 
     @property
     def scale(self) -> np.float32:
-        """log2(e) divided by the temperature."""
+        """Return log2(e) divided by the temperature."""
         with np.errstate(over="ignore", divide="ignore"):
             return LOG2_E / np.float32(self.temperature)
 
     @property
     def greedy(self) -> bool:
-        """Whether the largest logit always wins."""
+        """Return whether the largest logit is always chosen."""
         return not self.temperature > 0.0 or bool(np.isinf(self.scale)) or self.top_k == 1
 
 
 @dataclass(frozen=True, eq=False)
 class WeightRow:
-    """The weights of a row of logits.
+    """The integer weights of a row of logits.
 
-    `exponents` [vocab] are log2 of weight over `ONE`. They and `weights` [vocab] are undefined if `status` is not 0:
-    NONFINITE, EMPTY or both. `argmax` is -1 in an empty row.
+    `exponents` [vocab] are log2(weight / ONE). `status` is NONFINITE, EMPTY, both or 0; unless it is 0, `exponents` and
+    `weights` [vocab] are undefined. `argmax` is -1 in an empty row.
     """
 
     exponents: Logits
@@ -74,23 +74,23 @@ class WeightRow:
 
     @cached_property
     def probs(self) -> Floats:
-        """The weights [vocab] as probabilities."""
+        """Return the weights as probabilities [vocab]."""
         return self.weights.astype(np.float64) * self.per_weight
 
     @property
     def per_weight(self) -> float:
-        """The probability of a weight of 1."""
+        """Return the probability of a weight of 1."""
         return 1.0 / float(self.total)
 
     def without(self, token: int) -> Weights:
-        """Return the weights [vocab] with the weight of a token set to 0."""
+        """Return the weights [vocab] with one token's weight set to 0."""
         rest = self.weights.copy()
         rest[token] = 0
         return rest
 
 
 def read_row(logits: npt.NDArray[np.floating[Any]], sampling: RowSampling) -> WeightRow:
-    """Convert logits [vocab], float32 or float16, to weights with a request's sampling parameters."""
+    """Convert float32 or float16 logits [vocab] to weights, with a request's sampling parameters."""
     row = logits.astype(np.float32)
     finite = np.isfinite(row)
     status = (0 if np.all(finite | np.isneginf(row)) else NONFINITE) | (0 if finite.any() else EMPTY)
@@ -106,14 +106,17 @@ def read_row(logits: npt.NDArray[np.floating[Any]], sampling: RowSampling) -> We
 
 
 def exponents(logits: Logits, scale: np.float32) -> Logits:
-    """Return (logit - largest) * scale [vocab] for logits of which at least one is finite."""
+    """Return (logit - maximum) * scale [vocab]; at least one logit must be finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         t: Logits = (logits - logits.max()) * scale
     return t
 
 
 def exp2_weights(t: Logits) -> Weights:
-    """Return 2^t * ONE truncated to integers, for exponents t <= 0; relative error 1.8e-7; 0 unless t >= -45."""
+    """Return 2^t * ONE for exponents t <= 0, truncated to integers, with a relative error of at most 1.8e-7.
+
+    Weights of exponents below -45 are 0.
+    """
     inside = t >= LOWEST_EXPONENT
     t = np.where(inside, t, np.float32(0.0))
     whole = np.floor(t)
@@ -129,10 +132,10 @@ def exp2_weights(t: Logits) -> Weights:
 
 
 def fma32(a: Logits, b: Logits, c: np.float32) -> Logits:
-    """Return a * b + c with a single rounding.
+    """Return a * b + c in float32 with a single rounding.
 
-    The product of two float32 is exact in float64. The sum is rounded to odd, which keeps the information that the
-    rounding to float32 needs.
+    The product of two float32 numbers is exact in float64. The sum is rounded to odd, which preserves the information
+    that the rounding to float32 needs.
     """
     product, addend = a.astype(np.float64) * b, np.float64(c)
     total = product + addend
@@ -144,9 +147,9 @@ def fma32(a: Logits, b: Logits, c: np.float32) -> Logits:
 
 
 def truncate(logits: Logits, weights: Weights, top_k: int, top_p: float) -> Weights:
-    """Return the weights [vocab] with only the first `top_k` ids kept, and of these only the first `top_p`.
+    """Return the weights [vocab] with only the first `top_k` ids, and of these only the share `top_p` of the mass.
 
-    The order is by decreasing logit, with lower ids first among equals; masked ids are never kept.
+    Ids are ordered by decreasing logit, then by id. Ids with a logit of -inf are never kept.
     """
     if top_k <= 0 and not top_p < 1.0:
         return weights
@@ -165,21 +168,21 @@ def truncate(logits: Logits, weights: Weights, top_k: int, top_p: float) -> Weig
 
 
 def draw(weights: Weights, uniform: int) -> int:
-    """Return the token at `uniform` / 2^32 of the cumulative weights [vocab], at least one of which is not 0."""
+    """Return the token at `uniform` / 2^32 of the cumulative weights [vocab], which must not all be 0."""
     upto = np.cumsum(weights)
     return int(np.searchsorted(upto, np.uint64(uniform * int(upto[-1]) >> 32), side="right"))
 
 
 def fix(values: Floats) -> Weights:
-    """Return values, clamped to [0, 1], as weights in units of 1 / FIXED_ONE."""
+    """Convert numbers to weights in units of 1 / FIXED_ONE, after clamping them to [0, 1]."""
     return (np.clip(values, 0.0, 1.0) * FIXED_ONE).astype(np.uint64)
 
 
 def wrapped_sum(weights: Weights) -> int:
-    """Return the sum modulo 2^64, as in machine arithmetic; only rows with a sum above 4 overflow."""
+    """Return the sum of weights modulo 2^64, as in machine arithmetic."""
     return int(weights.sum())
 
 
 def to_unit(uniform: int) -> float:
-    """Convert 32 bits to a number in [0, 1)."""
+    """Convert a 32-bit unsigned number to a float in [0, 1)."""
     return uniform * 2.0**-32

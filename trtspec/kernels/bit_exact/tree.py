@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of trees: the walk from the root down, in each of the three modes, and compaction of the KV cache.
+"""Verification of trees in numpy: the walk from the root down in each of the three modes, and KV-cache compaction.
 
-After verification the cache entries of accepted nodes move to the end of the text.
+Compaction moves the cache entries of accepted nodes to the end of the text.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def kv_moves(path: Ints, starts: Ints) -> Ints:
-    """Return moves [n, 3] of (row, from slot, to slot) for accepted nodes `path` [batch, nodes], -1 beyond the last.
+    """Return moves [n, 3] of (row, source slot, target slot) for accepted nodes `path` [batch, nodes], padded with -1.
 
-    A request's root is in the slot `starts` [batch], followed by its nodes in order. In the returned order no slot is
+    A request's root is in slot `starts` [batch], and its nodes follow in order. In the returned order, no slot is
     written before it is read.
     """
     moves = [
@@ -45,7 +45,7 @@ def kv_moves(path: Ints, starts: Ints) -> Ints:
 
 
 def compact_kv(cache: npt.NDArray[Scalar], moves: Ints) -> npt.NDArray[Scalar]:
-    """Return a cache [rows, slots, ...] after all moves, each of which reads the original slot."""
+    """Return a copy of a cache [rows, slots, ...] after all moves, which read the original slots."""
     moved = cache.copy()
     row, source, destination = moves.T
     moved[row, destination] = cache[row, source]
@@ -53,7 +53,7 @@ def compact_kv(cache: npt.NDArray[Scalar], moves: Ints) -> npt.NDArray[Scalar]:
 
 
 def verify_tree(batch: TreeBatch) -> TreeResult:
-    """Return the accepted path of each request's tree, and its next token."""
+    """Verify each request's tree with the rule of `batch.mode`; greedy requests use exact matching."""
     size, nodes = batch.tokens.shape
     results = TreeResult(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
     for index in range(size):
@@ -65,7 +65,7 @@ def verify_tree(batch: TreeBatch) -> TreeResult:
 
 
 def _walk_to_end(walk: _Walk, batch: TreeBatch) -> int:
-    """Walk to the end, and return the next token."""
+    """Walk from the root as far as nodes are accepted; return the next token."""
     if walk.sampling.greedy or batch.mode == Mode.DETERMINISTIC:
         return _choose(walk)
     if batch.mode == Mode.SAMPLED:
@@ -74,7 +74,7 @@ def _walk_to_end(walk: _Walk, batch: TreeBatch) -> int:
 
 
 class _Walk(BatchRequest):
-    """One request's tree; `path` and `status` are the state of the walk."""
+    """The walk through one request's tree; `path` are the accepted nodes and `status` the error bits so far."""
 
     def __init__(self, batch: TreeBatch, index: int) -> None:
         super().__init__(batch, index)
@@ -95,7 +95,7 @@ class _Walk(BatchRequest):
         return row
 
     def children(self, path: list[int]) -> list[int]:
-        """Return the children at the end of a path that have valid tokens; empty at the limit."""
+        """Return the children, with valid tokens, of a path's last node; empty at the request's limit."""
         node = path[-1] if path else 0
         within = len(path) < self._limit
         return [child for child, parent in self._parents.items() if parent == node and within]
@@ -105,7 +105,7 @@ class _Walk(BatchRequest):
 
 
 def _choose(walk: _Walk) -> int:
-    """Accept children as long as one has the token sampled after its parent; return the last sampled token."""
+    """Follow the children whose token equals the one sampled at their parent; return the first unmatched sample."""
     while True:
         row = walk.row(walk.node)
         if row.status:
@@ -118,7 +118,7 @@ def _choose(walk: _Walk) -> int:
 
 
 def _reject_recursively(walk: _Walk) -> int:
-    """Accept children as long as one passes; each is tested after the rejection of its earlier siblings."""
+    """Accept children by recursive rejection sampling, in node order; return the next token."""
     while True:
         row = walk.row(walk.node)
         if row.status:
@@ -131,7 +131,7 @@ def _reject_recursively(walk: _Walk) -> int:
 
 
 def _first_accepted(walk: _Walk, residual: _Residual) -> int | None:
-    """Return the first accepted child, or None, also if the draft's row is unusable."""
+    """Return the last node's first accepted child, or None if all are rejected or the draft's row is unusable."""
     for child in walk.children(walk.path):
         token = walk.tokens[child]
         if not residual.open[token]:
@@ -146,11 +146,14 @@ def _first_accepted(walk: _Walk, residual: _Residual) -> int | None:
 
 
 class _Residual:
-    """The residuals of a node's row and its draft while children are rejected; `open` [vocab] marks tokens not yet
-    rejected.
+    """The residuals of a node's target row and draft row while its children are rejected one after another.
 
-    The target's residual is T = max(a * p - b * q, 0), and a child is sampled from D = q * d; both are 0 for rejected
-    tokens. Replacing T by max(T - D, 0) only changes a and b, because T stays 0 where it is 0.
+    `open` [vocab] marks tokens that were not rejected. With the rows' probabilities p and q, the residuals are
+
+        T = max(a * p - b * q, 0)    the target's
+        D = q * d                    the draft's, from which a child is sampled
+
+    and 0 for rejected tokens. Replacing T by max(T - D, 0) changes only a and b, because T stays 0 where it is 0.
     """
 
     def __init__(self, row: WeightRow, draft: DraftRow) -> None:
@@ -160,12 +163,12 @@ class _Residual:
         self._mass = draft.total
 
     def target(self, ids: int | slice = slice(None)) -> Floats:
-        """T of one id, or [vocab]."""
+        """Return the target's residual T of one id, or of all ids [vocab]."""
         residual = np.maximum(self.a * self.row.probs[ids] - self.b * self.draft.probs[ids], 0.0)
         return np.where(self.open[ids], residual, 0.0)
 
     def accepts(self, token: int, uniform: int) -> bool:
-        """Test a token; a token with probability 0 in the draft's row counts as deterministic."""
+        """Return whether a token is accepted; a token with probability 0 in the draft's row counts as deterministic."""
         if not self.draft.is_prob(token):
             return False
         drawn_from = self.draft.probs[token] * self.d
@@ -173,7 +176,7 @@ class _Residual:
         return bool(bound < self.target(token))
 
     def reject(self, token: int) -> None:
-        """Remove a rejected token from T and D, and normalise both."""
+        """Remove a rejected token from both residuals and normalize them."""
         sampled = self.draft.probs[token] * self.d > 0.0
         taken = self.d if sampled else 0.0
         rest = fix(self.target() - self.draft.probs * taken)
@@ -186,7 +189,7 @@ class _Residual:
             self.d = self.draft.unit / float(self._mass) if self._mass > 0 else 0.0
 
     def weights(self) -> Weights:
-        """Return weights [vocab] for the next token."""
+        """Return the weights [vocab] from which the next token is sampled."""
         if self.open.all():
             return self.row.weights
         residual = fix(self.target())
@@ -194,7 +197,7 @@ class _Residual:
 
 
 def _take_typical(walk: _Walk, threshold: np.float32, alpha: np.float32) -> int:
-    """Find the longest path of typical tokens, and draw the token after it."""
+    """Accept the longest path of typical tokens (arXiv:2401.10774); return a token sampled after it."""
     paths: dict[int, list[int]] = {0: []}
     for node in range(len(walk.tokens)):
         children = walk.children(paths[node]) if node in paths else []
@@ -211,7 +214,7 @@ def _take_typical(walk: _Walk, threshold: np.float32, alpha: np.float32) -> int:
 
 
 def _exp_of_minus_entropy(row: WeightRow) -> float:
-    """Return 2 to the mean of log2(p), computed from the exponents in integers."""
+    """Return exp(-entropy) of a row, computed as 2 to the mean of log2(p) with integer sums."""
     steps = np.rint(row.exponents * np.float32(-1024.0))
     kept = row.weights > 0
     spent = wrapped_sum((row.weights[kept] >> np.uint64(16)) * steps[kept].astype(np.uint64))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DFlash: a block net fills a block of mask tokens after the text in one pass, from hidden states of the target.
+"""DFlash: a small net predicts a block of tokens after the text in one pass, using hidden states of the target.
 
-Chen et al. 2026, arXiv:2602.06036. The description and the checks of block nets are shared with DSpark. The layers of
-a net are Qwen3's; `fc` combines hidden states of several target layers, to which the attention attends before the
-block. A net uses the target's embedding and LM head unless it has its own. The dialects and their sources:
+Chen et al. 2026, arXiv:2602.06036. This module also describes and checks the block nets of DSpark. The layers are those
+of Qwen3. `fc` combines hidden states of several target layers, and attention reads the result as context before the
+block. A net without an embedding or LM head uses the target's. Nets are read from these formats:
 
     z-lab, DeepSpec   keys at the top level or in dflash_config, which has priority; target_layer_ids are the layers
                       whose output is read, from 0
@@ -13,10 +13,10 @@ block. A net uses the target's embedding and LM head unless it has its own. The 
     speculators       speculators_model_type; aux_hidden_state_layer_ids count from 1
                       (vllm-project/speculators:src/speculators/models/dflash/config.py@v0.9.0)
 
-TensorRT engines do not support such nets, so their format inside a target's checkpoint is specific to trtspec. In
-config.json the section "dflash" or "dspark" has the keys of the net, and "dflash_net_config" or "dspark_net_config"
-describes the layers like TensorRT-LLM. Tensor names begin with the method's name; layers have TensorRT-LLM's module
-names, other tensors the names that most dialects share.
+TensorRT engines do not support block nets, so their format inside a target's checkpoint is specific to trtspec. In
+config.json, the section "dflash" or "dspark" has the keys of the net, and "dflash_net_config" or "dspark_net_config"
+describes its layers like TensorRT-LLM does. Tensor names begin with the method's name. Layers use TensorRT-LLM's module
+names; other tensors use the names that most formats share.
 """
 
 from __future__ import annotations
@@ -67,14 +67,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BlockNet:
-    """A block net for a target of `target_hidden_size` and `layer.vocab_size` tokens.
+    """The configuration of a block net for a target with `target_hidden_size` and `layer.vocab_size` tokens.
 
-    `layer` describes all its layers. A step drafts at most `drafts` tokens: the block size, minus one if no token is
-    drafted at the anchor (the text's last token). `target_layers` are the target's layers whose outputs it reads, from
-    0; `num_target_layers` is the number of the target's layers, 0 if unknown. `markov_rank` and `markov_head` describe
-    the Markov head (0 and "" without one), `confidence_width` is the input width of the confidence head (0 without
-    one). `draft_vocab_size` is smaller than the target's if d2t maps to the target's ids. With `is_causal` the
-    positions of a block attend only to earlier ones.
+    All layers have the config `layer`. A block has `block_size` positions: the anchor, which is the text's last token,
+    and mask tokens. A step drafts at most `drafts` tokens: `block_size`, or one less if the anchor's position drafts no
+    token. The net reads the outputs of `target_layers`, counted from 0. `num_target_layers` is the target's number of
+    layers, 0 if unknown. If `draft_vocab_size` is smaller than the target's vocabulary, d2t maps draft ids to target
+    ids. `markov_rank` and `markov_head` are rank and kind of the Markov head (0 and "" without one); `confidence_width`
+    is the input width of the confidence head (0 without one). With `is_causal`, positions of a block do not attend to
+    later ones.
     """
 
     dialect: str
@@ -93,12 +94,12 @@ class BlockNet:
 
     @property
     def drafts_at_anchor(self) -> bool:
-        """Return whether a token is drafted at the anchor too."""
+        """Return whether a step also drafts a token at the anchor's position (the text's last token)."""
         return self.drafts == self.block_size
 
 
 class Keys:
-    """Accesses the keys of a net's config.json in any dialect."""
+    """Reader for the config.json of a block net in any file format."""
 
     def __init__(self, source: Source) -> None:
         self.reader = source.reader
@@ -132,7 +133,7 @@ class Keys:
         return self.get("projector_type", str, "") == "dspark" or self.has("markov_rank")
 
     def configured_tokens(self) -> int:
-        """Return the tokens per step in speculators_config, 0 without that key."""
+        """Return the number of draft tokens per step in speculators_config, or 0 if it is missing."""
         section = self.reader.section("speculators_config")
         proposals = section.get("proposal_methods", list, []) if section else []
         first = proposals[0] if proposals and isinstance(proposals[0], dict) else {}
@@ -141,7 +142,7 @@ class Keys:
 
 
 def detect_kind(source: Source) -> str:
-    """Return "dflash" or "dspark" for a block net, "" for anything else."""
+    """Return "dflash" or "dspark" for a block net, "" for any other checkpoint."""
     keys = Keys(source)
     if keys.speculators:
         is_net = keys.speculators in ("dflash", "dflash2", "dspark")
@@ -153,8 +154,8 @@ def detect_kind(source: Source) -> str:
 def is_dflash2(source: Source) -> bool:
     """Return whether a net is DFlash2: DFlash with local convolutions and a candidate selector.
 
-    vllm-project/speculators:src/speculators/models/dflash2/config.py@961aeaa. Its class may be another model's
-    (MiniMaxDFlash2DraftModel), so that its name and its keys decide.
+    The format is described in vllm-project/speculators:src/speculators/models/dflash2/config.py@961aeaa. Its class can
+    be specific to a model (MiniMaxDFlash2DraftModel), so that "DFlash2" in the name or DFlash2's keys suffice.
     """
     keys, names = Keys(source), source.config.get("architectures")
     named = any("DFlash2" in str(name) for name in names) if isinstance(names, list) else False
@@ -162,14 +163,14 @@ def is_dflash2(source: Source) -> bool:
 
 
 def block_size(source: Source) -> int | None:
-    """Return the block size in a net's config.json, None without a valid one."""
+    """Return the block size in a net's config.json, or None if it is missing or invalid."""
     sections = (source.config, source.config.get("dflash_config"), source.config.get("dspark_config"))
     found = [each.get("block_size") for each in sections if isinstance(each, dict)]
     return next((each for each in found if isinstance(each, int) and each > 0), None)
 
 
 def special_keys(source: Source) -> list[str]:
-    """Return the keys that select another computation than the papers' block nets use."""
+    """Return the keys of config.json that select a computation different from DFlash and DSpark as published."""
     keys = Keys(source)
     sections = (keys.inner, keys.reader, keys.layer)
     found = [
@@ -184,7 +185,7 @@ def special_keys(source: Source) -> list[str]:
 
 
 def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
-    """Return the description of a net of that kind; raise CheckpointError for another kind or a missing key."""
+    """Return the configuration of a net of this kind; raise CheckpointError for another kind or an invalid key."""
     keys, found = Keys(source), detect_kind(source)
     if found != kind:
         hint = f"use method: {found}" if found else None
@@ -200,7 +201,7 @@ def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
         dialect=keys.dialect,
         layer=layer,
         block_size=block,
-        # without the key, by the trainer's default
+        # the trainers' default if config.json lacks the key
         drafts=block if keys.get("sample_from_anchor", bool, keys.sequential()) else block - 1,
         mask_token=keys.get("mask_token_id", int),
         target_layers=_read_target_layers(keys),
@@ -238,13 +239,13 @@ def layer_config(kind: str) -> str:
 
 
 def render(net: BlockNet) -> dict[str, Any]:
-    """Return a net's section of config.json, without the section of the layers."""
+    """Return the net's section for the target's config.json; the layers' config is a separate section."""
     numbers = {key: getattr(net, key) for key in _NUMBERS}
     return {**numbers, "target_layers": list(net.target_layers), "is_causal": net.is_causal}
 
 
 def stored_net(checkpoint: TrtllmCheckpoint, kind: str) -> BlockNet:
-    """Return the net of a kind in a target's checkpoint; CheckpointError if there is none."""
+    """Return the configuration of the net in a target's checkpoint; raise CheckpointError if this kind is absent."""
     target = checkpoint.config
     section, layer = (stored_section(checkpoint, key, f"a {kind} net", kind) for key in (kind, layer_config(kind)))
     layers = tuple(section.get("target_layers", list))
@@ -265,7 +266,7 @@ def stored_net(checkpoint: TrtllmCheckpoint, kind: str) -> BlockNet:
 
 
 def net_rules(net: BlockNet, kind: str, names: Collection[str]) -> list[Rule]:
-    """Return the rules of a net's tensors: the required tensors, and the optional tensors among `names`."""
+    """Return the conversion rules of a net's tensors: all required ones, and the optional ones that are in `names`."""
     hidden, vocab, drafted, rank = (
         net.layer.hidden_size, net.layer.vocab_size, net.draft_vocab_size, net.markov_rank
     )  # fmt: skip
@@ -292,7 +293,7 @@ def net_rules(net: BlockNet, kind: str, names: Collection[str]) -> list[Rule]:
 
 
 def common_name(name: str) -> str:
-    """Return the name of a net's tensor in most dialects."""
+    """Return the name that most formats use for a net's tensor."""
     return _TOP_LEVEL.sub(lambda found: f"{MARKOV}{found[0]}" if found["markov"] else CONFIDENCE, name)
 
 
@@ -305,7 +306,10 @@ SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left t
 
 
 def block_net_method(kind: str, summary: str, why: str) -> Method:
-    """Return the method of block nets of a kind; `why` states how a draft is recognized as such a net."""
+    """Return the `Method` for block nets of a kind, "dflash" or "dspark".
+
+    `why` completes the sentence "DRAFT is ..." in the method's suggestions.
+    """
 
     def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
         return describe(source, base, kind)
@@ -332,7 +336,7 @@ def block_net_method(kind: str, summary: str, why: str) -> Method:
 
 
 def describe(source: Source, base: HeadTarget, kind: str) -> DraftHead:
-    """Return the net in `source` as a draft head; raise CheckpointError like `read_block_net`."""
+    """Return the block net in `source` as a draft head; raise CheckpointError like `read_block_net`."""
     net = read_block_net(source, base.config.dtype, kind)
     return DraftHead(
         config={kind: render(net)},
@@ -380,9 +384,9 @@ def _check_target_layers(net: BlockNet, target: ModelConfig) -> Iterator[Diagnos
 
 
 def _check_count(net: BlockNet, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Warn if the layers are z-lab's default layers shifted by one.
+    """Warn if the target layers are z-lab's default layers shifted by one.
 
-    z-lab/dflash:dflash/model.py@44947fb, build_target_layer_ids.
+    The defaults are from z-lab/dflash:dflash/model.py@44947fb, build_target_layer_ids.
     """
     steps, last = len(net.target_layers) - 1, target.num_layers - 3
     usual = tuple(round(1 + number * (last - 1) / steps) for number in range(steps + 1)) if steps else ()
@@ -391,9 +395,9 @@ def _check_count(net: BlockNet, target: ModelConfig) -> Iterator[Diagnostic]:
 
 
 def _check_defaults(keys: Keys, net: BlockNet) -> Iterator[Diagnostic]:
-    """Warn if engines may interpret config.json differently from the trainer.
+    """Warn about keys of config.json for which the defaults of trainer and engines differ.
 
-    vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0
+    Source: vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0.
     """
     if keys.speculators == "dspark" and not keys.has("sample_from_anchor"):
         message = "its config.json lacks sample_from_anchor: speculators trains with true, vLLM defaults to false"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DFlash: drafts the block net's prediction at each mask token, all in one pass (arXiv:2602.06036).
 
-The net's cache holds keys and values that its layers compute from the target's hidden states, at the positions of the
-text. They do not depend on earlier layers of the net, so they are written as the hidden states arrive. The block is
-stored after them and is overwritten later.
+The net's KV cache contains keys and values for the positions of the text. They are projections of the target's hidden
+states and do not depend on the net's earlier layers, so they are written as soon as the hidden states are available.
+The keys and values of the block follow them and are overwritten in later steps.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from trtspec.methods.dflash import net_rules, stored_net
 
 
 class BlockNetwork:
-    """The net of a `kind` in a target's checkpoint; missing embeddings and LM heads are replaced by the target's.
+    """The block net in a target's checkpoint; a missing embedding or LM head is taken from the target.
 
-    `aux_layers` are the target's auxiliary hidden-state layers that it reads; `weights` gives access to its tensors.
+    `kind` is "dflash" or "dspark". `aux_layers` are the target's auxiliary hidden-state layers that the net reads.
+    `weights` loads further tensors of the net.
     """
 
     def __init__(self, target: Decoder, room: BatchShape, kind: str) -> None:
@@ -69,12 +70,12 @@ class BlockNetwork:
         self.cache = KVCache(self.config, room.rows, room.max_len, room.device, room.dtype)
 
     def take_in(self, states: Tensor, window: Window) -> None:
-        """Write keys and values for the target's hidden states [rows * width, aux_layers * hidden] at a window."""
+        """Write keys and values of the target's hidden states [rows * width, aux_layers * hidden] to the cache."""
         context = self._norm(self._fc(states), self._context_norm)
         cache_context(self._kv(context), self._key_norm, window, self.cache, self.config)
 
     def forward(self, tokens: Tensor, window: Window) -> Tensor:
-        """Return the final hidden states [rows * width, hidden] of blocks of tokens [rows, width]."""
+        """Return the normalized hidden states [rows * width, hidden] for blocks of tokens [rows, width]."""
         hidden = F.embedding(tokens.flatten(), self._embedding)
         for number, (norm, block) in enumerate(zip(self._input_norms, self._blocks, strict=True)):
             mixed = attend(block.qkv(self._norm(hidden, norm)), block, number, window, self.cache, self.config)
@@ -84,7 +85,7 @@ class BlockNetwork:
 
 
 def _keys_and_values(layers: Sequence[Linear], config: ModelConfig) -> Linear:
-    """Fuse the key and value projections of all layers, which share their input: all keys, then all values."""
+    """Fuse the key and value projections of all layers, which have the same input; all keys come before all values."""
     queries = config.num_heads * config.head_size
 
     def joined(of_layers: list[Tensor]) -> Tensor:
@@ -96,9 +97,9 @@ def _keys_and_values(layers: Sequence[Linear], config: ModelConfig) -> Linear:
 
 
 class BlockDrafter(Drafter):
-    """Runs the net on a block after the text, and keeps the net's cache in sync with the text.
+    """Base of the block drafters: runs the net on a block after the text, and keeps its KV cache in sync with the text.
 
-    Accepted hidden states wait until the next draft, so that steps without a draft cost nothing here.
+    Hidden states of accepted tokens are queued until the next draft, so that steps without a draft do no work.
     """
 
     def __init__(self, setup: DrafterConfig, kind: str) -> None:
@@ -106,7 +107,7 @@ class BlockDrafter(Drafter):
         self.aux_layers = self.network.aux_layers
         self._most, self._device = setup.draft_shape.max_depth, setup.room.device
         self._known = [0] * setup.room.rows  # number of tokens of each row's text in the net's cache
-        self._waiting: dict[int, list[Tensor]] = {}  # by row: states [n, aux_layers * hidden] of the tokens after them
+        self._waiting: dict[int, list[Tensor]] = {}  # by row: queued states [n, aux_layers * hidden]
         self._first_row = 0
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
@@ -115,7 +116,7 @@ class BlockDrafter(Drafter):
         self._waiting |= {first_row + row: [] for row in range(len(prompts))}
 
     def read(self, features: Tensor, start: int) -> None:
-        """Process a chunk of the prompts; entries beyond the end of a prompt are overwritten later."""
+        """Write keys and values for a chunk of the prompts; entries beyond a prompt's end are overwritten later."""
         rows, width, _ = features.shape
         window = self.network.windows.unmasked([start] * rows, width, self._first_row)
         self.network.take_in(features.flatten(0, 1), window)
@@ -129,7 +130,7 @@ class BlockDrafter(Drafter):
         self._known[target], self._waiting[target] = self._known[source], self._waiting[source]
 
     def _take_in(self, rows: int) -> None:
-        """Write the waiting states into the net's cache; the padding of shorter rows is overwritten later."""
+        """Write keys and values for the queued hidden states; entries for the padding of rows are overwritten later."""
         found = [states for row in range(rows) for states in self._waiting[row]]
         if not found:
             return
@@ -142,10 +143,10 @@ class BlockDrafter(Drafter):
             self._waiting[row] = []
 
     def _fill(self, texts: Sequence[Sequence[int]], depth: int) -> Tensor:
-        """Return the hidden states [rows, depth, hidden] from which the drafted tokens are predicted.
+        """Return the hidden states [rows, depth, hidden] from which the draft tokens are predicted.
 
-        The block always has its full width: its positions attend to each other, and a row's draft must not depend on
-        `depth`, which depends on the other rows.
+        The net always processes the full block. Its positions attend to each other, and a row's draft must not depend
+        on `depth`, which depends on the other rows.
         """
         self._take_in(len(texts))
         network, skipped = self.network, int(not self.network.net.drafts_at_anchor)
@@ -160,7 +161,7 @@ class BlockDrafter(Drafter):
 
 
 class DFlashDrafter(BlockDrafter):
-    """Drafts a chain whose tokens do not depend on each other."""
+    """Drafts a chain whose tokens are predicted independently of each other."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup, "dflash")

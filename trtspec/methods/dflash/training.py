@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial weights and training of a DFlash net (arXiv:2602.06036), on a block at every position of the answers.
+"""Initial weights and training of a DFlash net (arXiv:2602.06036), with a block at every position of the answers.
 
-The initial net is in z-lab's dialect, with the target's embedding and LM head and a copy of its final norm.
+The initial net is in z-lab's format. It uses the target's embedding and LM head and a copy of its final norm.
 
-The block consists of the token at the position (the anchor) and masks. The output at each position is the distribution
-of the token there, or of the next token if the anchor drafts too. The layers attend to the target's hidden states
-before the anchor.
+A block consists of the token at its position (the anchor) and masks. The output at each position predicts the token at
+that position, or the next token if the anchor drafts, too. The layers attend to the target's hidden states before the
+anchor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trtspec.training.trainable import (
 
 
 def initial_net(origin: DraftInitializer, block_size: int, **further: Any) -> BlockNet:
-    """Return the description of a net with this block size for the requested draft length."""
+    """Return the configuration of a new net; `further` are additional fields of BlockNet."""
     config = origin.config
     return BlockNet(
         dialect="",
@@ -58,7 +58,11 @@ def initial_draft(
     inner: dict[str, Any],
     given: Mapping[str, Tensor],
 ) -> InitialDraft:
-    """Return the initial net of a kind; `inner` are additional keys of dflash_config, `given` non-random tensors."""
+    """Return the config and tensors of a new net.
+
+    `inner` are additional keys of dflash_config. `given` are tensors with a fixed initial value; the others are random,
+    except for the final norm, which is the target's.
+    """
     named = {"mask_token_id": net.mask_token, "target_layer_ids": list(net.target_layers)}
     config = origin.layer_config(net.layer, architecture, net.layer.num_layers) | {
         "model_type": "qwen3",
@@ -71,14 +75,14 @@ def initial_draft(
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
-    """Return a net whose block is the anchor and one mask per drafted token."""
+    """Return a new net with a block of the anchor and one mask per draft token."""
     return initial_draft(origin, initial_net(origin, origin.draft_len + 1), "dflash", "DFlashDraftModel", {}, {})
 
 
 class TrainableDFlash(TrainableDraft):
-    """A net in any of the dialects that `methods/dflash` reads; its embedding, if it has one, is frozen.
+    """A DFlash net in any format that `methods/dflash` reads; its own embedding, if any, is frozen.
 
-    `method` is the net's kind and the prefix of its tensor names.
+    `method` is the kind of the net and the prefix of its tensor names.
     """
 
     method = "dflash"
@@ -97,7 +101,7 @@ class TrainableDFlash(TrainableDraft):
             self.vocab = torch.arange(net.draft_vocab_size, device=target.device) + self.tensors.tensor("d2t")
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
-        """Return the net's final hidden states at each drafting position of the blocks."""
+        """Return the net's final hidden states, one tensor per drafting position of the blocks."""
         silent = self.net.block_size - self.net.drafts
         blocks = BlockAttention(batch, self.passes + silent, is_causal=self.net.is_causal)
         context = self._norm(view, linear(view, f"{self.method}.fc", features), "hidden_norm")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts draft heads between the file formats of several projects; names and conventions of each are data."""
+"""Conversion of draft heads between the file formats of several projects, which are described as data."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schema of a dialect, the file format of one project for drafts of each kind.
+"""The schema of a dialect: the file format in which one project stores drafts of each kind.
 
-Facts are the values of config.json under neutral names (`trtspec.methods.draft_formats.draft`). Tensors have the names
-that most dialects share: `layers.0.*`, `markov_head.*`. One table maps both in both directions.
+A fact is a property of a draft with a dialect-independent name (see `trtspec.methods.draft_formats.draft`). Tensors
+have the names that most dialects share: `layers.0.*`, `markov_head.*`. The same table is used for reading and for
+writing.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ MEDUSA = "medusa"  # the only kind without layers
 
 @dataclass(frozen=True)
 class Key:
-    """The location of a fact in a dialect's config.json: `path`, with dots between keys, or a key called like the fact.
+    """The location of a draft property (fact) in the config.json of one file format (dialect).
 
-    `shift` is added to layer numbers. Without `always` a fact with its neutral value is omitted. An `inverted` key is
-    true if the fact is false. With `is_needed` the dialect's code cannot read a file without the key.
+    Attributes:
+        fact: the property's name, which is the same in all dialects.
+        path: the keys, separated by dots; the fact's name by default.
+        shift: added to layer numbers when writing.
+        always: if false, the key is omitted when the fact has its neutral value or is false.
+        inverted: the key is true if the fact is false.
+        is_needed: the project's code cannot load a file without this key.
     """
 
     fact: str
@@ -47,7 +53,7 @@ class Key:
 
 
 def within(section: str, *keys: Key) -> tuple[Key, ...]:
-    """Return keys in a section of config.json."""
+    """Return the keys with `section` prepended to their paths."""
     return tuple(replace(key, path=f"{section}.{key.path}") for key in keys)
 
 
@@ -69,20 +75,24 @@ MEDUSA_CARRIED = dict.fromkeys(("dtype", "torch_dtype", "transformers_version", 
 
 @dataclass(frozen=True)
 class DraftSchema:
-    """A dialect's schema of one kind of draft.
+    """A dialect's schema for one kind of draft; dots separate the keys of a path in config.json.
 
-    Config: `implied` are the values of facts without a key, if they are not the neutral ones. `fixed` are keys with a
-    required value; a file with another value is rejected. `carried` are keys that do not affect computation, each with
-    its default value or None. In all of them, dots separate the keys of a path. `marks` are keys and tensor name
-    prefixes that identify the dialect. `section` has the config of the layers, None for the top level. `names_target`
-    is a key whose value must be the target's name.
-
-    Tensors: `renames` maps common tensor name prefixes to the dialect's. `needs` are required tensors, `shared` are
-    tensors that it takes from the target, and `lacks` maps regular expressions of unsupported tensors to the reason.
-    `in_tensors` are facts that follow from the tensors. `weights` is the file name.
-
-    Medusa heads have separate `names` and no layers; names with a prefix mean that the heads are written into the
-    target's config and tensors.
+    Attributes:
+        keys: facts with a key.
+        implied: values of facts without a key, where they differ from the neutral value.
+        fixed: keys with a required value; a file with another value is rejected.
+        carried: keys that do not affect computation, with a default value or None.
+        marks: keys and tensor name prefixes that identify the dialect.
+        section: the key of the layers' config, or None if it is at the top level.
+        renames: the dialect's tensor name prefixes, by common prefix.
+        needs: required tensors.
+        shared: tensors that the dialect takes from the target instead of storing them.
+        lacks: regular expressions of unsupported tensors, with the reason.
+        in_tensors: facts that follow from the presence of tensors.
+        names: naming scheme of Medusa heads, which are not layers. A scheme with a prefix stores the heads in the
+            target's config and tensors.
+        names_target: a key whose value must be the target's name.
+        weights: the name of the weight file.
     """
 
     architecture: str
@@ -110,7 +120,7 @@ class DraftSchema:
 
     @property
     def includes_target(self) -> bool:
-        """Return whether its files contain the target's config and tensors."""
+        """Return whether the dialect's files also contain the target's config and tensors."""
         return self.names is not None and bool(self.names.prefix)
 
     @property
@@ -120,7 +130,7 @@ class DraftSchema:
 
 @dataclass(frozen=True)
 class DraftFormat:
-    """One dialect, registered as `DIALECT` of a module in `formats/`; `schemas` are by kind (a method's name)."""
+    """A draft file format (dialect), a module's `DIALECT` in `formats/`; `schemas` are by kind (a method's name)."""
 
     title: str
     schemas: Mapping[str, DraftSchema]
@@ -131,18 +141,18 @@ def dialects() -> dict[str, DraftFormat]:
 
 
 def find_dialect(name: str) -> DraftFormat:
-    """Return a dialect by name; raise TrtspecError with the known names if it is unknown."""
+    """Return a draft file format (dialect) by name; raise TrtspecError, which lists all formats, if it is unknown."""
     found: DraftFormat = find_extension(PACKAGE, ATTRIBUTE, name, "dialect")
     return found
 
 
 def schemas_for(kind: str) -> dict[str, DraftSchema]:
-    """Return the schema of a kind for each dialect that supports it."""
+    """Return the schemas for a kind of draft, by name of the file format (dialect)."""
     return {name: dialect.schemas[kind] for name, dialect in dialects().items() if kind in dialect.schemas}
 
 
 def find_schema(name: str, kind: str) -> DraftSchema:
-    """Return a dialect's schema of a kind of draft; raise TrtspecError if the dialect does not support the kind."""
+    """Return a file format's schema for a kind of draft; raise TrtspecError if the format does not support it."""
     dialect = find_dialect(name)
     if kind not in dialect.schemas:
         known = ", ".join(schemas_for(kind)) or "none"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a draft to another dialect: renders config.json and tensors, writes them atomically and reads them back.
+"""Converts a draft to another file format (dialect): renders config.json and tensors, writes and reads them back.
 
-A fact that the dialect cannot represent is an error. Tensors are bit-identical copies, except the vocabulary maps.
+Conversion fails if the dialect cannot represent a property of the draft (a fact). Tensors other than the vocabulary
+maps are bit-identical copies.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """The result of a conversion: the draft, the dialect `to`, and the number and bytes of its tensors."""
+    """The converted draft, its new file format (dialect) `to`, its directory, and its tensors' number and bytes."""
 
     draft: SourceDraft
     to: str
@@ -53,7 +54,7 @@ class ConversionResult:
     nbytes: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of `--json`."""
+        """Return the JSON document printed by `--json`."""
         return {
             "kind": self.draft.kind,
             "from": self.draft.dialect,
@@ -66,9 +67,10 @@ class ConversionResult:
 
 
 class RenderedDraft:
-    """A draft rendered in the dialect `to` but not written: `config` and `parts`; `target` is None if unknown.
+    """A draft in the file format (dialect) `to`, in memory: `config` is config.json and `parts` are the tensors.
 
-    `target_name` is the target as written by the user. Raise CheckpointError if the dialect cannot represent the draft.
+    `target` is None if unknown. `target_name` is the target's name as written by the user. The constructor raises
+    CheckpointError if the dialect cannot represent the draft.
     """
 
     def __init__(self, draft: SourceDraft, to: str, target: SourceModel | None, target_name: str) -> None:
@@ -78,7 +80,7 @@ class RenderedDraft:
         self.config = self._render_config()
 
     def write(self, out: Path, on_progress: OnProgress = lambda what, done, total: None) -> ConversionResult:
-        """Write the draft to `out` atomically."""
+        """Write the draft to the new directory `out` atomically; raise ValueError if it reads back differently."""
         with new_directory(out) as temporary:
             write_config(temporary, self.config)
             write_tensors(temporary / self._schema.weights, self.parts, _counted(on_progress, self.parts))
@@ -86,10 +88,10 @@ class RenderedDraft:
         return ConversionResult(self.draft, self.to, out, len(written), sum(each.nbytes for each in written.values()))
 
     def _read_back(self, root: Path) -> dict[str, TensorInfo]:
-        """Return the written tensors; raise ValueError if reading them gives another draft."""
+        """Return the tensors written to `root`; raise ValueError if the draft there differs from the source draft."""
         draft, source = self.draft, load_source(root)
         again = read_draft(source, self.target)
-        # None is unspecified: EAGLE-3's default layers are then written explicitly if the dialect requires them
+        # the value None is unspecified; a dialect that requires EAGLE-3's default layers stores them explicitly
         changed = [fact for fact, value in draft.facts.items() if value not in (None, again.facts[fact])]
         if changed or (again.kind, again.layer) != (draft.kind, draft.layer):
             raise ValueError(f"reading the result gives another draft: {', '.join(changed) or 'layers'}")
@@ -128,7 +130,7 @@ class RenderedDraft:
         return {"architectures": [self._schema.architecture], **({} if self._schema.section else self.draft.layer)}
 
     def _encoded_facts(self) -> dict[str, Any]:
-        """Return the facts to write, in the dialect's encoding."""
+        """Return the draft's properties (facts) in the dialect's encoding; raise CheckpointError if one lacks it."""
         draft, schema = self.draft, self._schema
         facts = dict(draft.facts)
         aux_key = schema.keys_by_fact.get("aux_layers")
@@ -150,7 +152,7 @@ class RenderedDraft:
         return found
 
     def _check_implied(self, fact: str, value: Any, implied: Any) -> None:
-        """Raise CheckpointError if a dialect without a key for a fact implies another value."""
+        """Raise CheckpointError if the dialect lacks a key for a draft property (fact) and implies another value."""
         if fact == SOFT or value == implied or (not value and not implied):
             return
         values = f"{fact} = {_format(value)}, and implies {_format(implied or False)}"
@@ -159,7 +161,7 @@ class RenderedDraft:
         raise self.draft.refuse(f"{self._schema.architecture} has no key for {values}", hint)
 
     def _speculators_config(self) -> dict[str, Any]:
-        """Return speculators_config, from which vLLM and speculators read the target's name."""
+        """Return the section speculators_config, from which vLLM and speculators read the target's name."""
         draft, target = self.draft, self.target
         if target is None:
             raise draft.refuse("speculators_config requires the name of the target", "give --target")
@@ -202,7 +204,7 @@ class RenderedDraft:
         return sorted(found, key=lambda part: part.name)
 
     def _omitted_tensors(self) -> list[str]:
-        """Return the names of shared target tensors that are not written, omitted now or by an earlier conversion."""
+        """Return the names of tensors equal to the target's that this or an earlier conversion omitted."""
         written = {part.name for part in self.parts}
         present = {*self.draft.tensors, *self.draft.left_out}
         return [name for name in TARGET_NAMES if name in present and name not in written]
@@ -220,7 +222,7 @@ class RenderedDraft:
                 raise self.draft.refuse(message, "choose another dialect")
 
     def _check_shared(self, name: str) -> None:
-        """Raise CheckpointError unless an omitted tensor is bit-identical to the target's."""
+        """Raise CheckpointError unless a tensor that the dialect omits is bit-identical to the target's."""
         if self.target is None:
             message = f"has a {name}, which this dialect takes from the target"
             raise self.draft.refuse(message, "give --target to compare them")
@@ -229,7 +231,7 @@ class RenderedDraft:
             raise self.draft.refuse(message, "choose a dialect that stores it")
 
     def _check_target_tensors(self) -> None:
-        """Raise CheckpointError unless the model that contains a draft is bit-identical to the target."""
+        """Raise CheckpointError unless target tensors in the draft's files are bit-identical to the given target's."""
         for name, tensor in self.draft.target_tensors.items():
             if self.target is None:
                 message = "is stored in a whole model, which is not converted"
@@ -239,7 +241,7 @@ class RenderedDraft:
                 raise self.draft.refuse(f"its {name} is not the target's", "give the target that it was trained with")
 
     def _target_parts(self) -> list[Part]:
-        """Return the target's tensors for a dialect that stores drafts in the target's files, otherwise nothing."""
+        """Return the target's tensors if the dialect stores drafts in the target's files, otherwise an empty list."""
         if not self._schema.includes_target:
             return []
         message = "this dialect stores heads in their target's files"
@@ -252,7 +254,7 @@ class RenderedDraft:
         return [Part.copy(name, tensor) for name, tensor in source.tensors.items()]
 
     def _copied_from_target(self, name: str) -> TensorInfo:
-        """Return a tensor that the dialect requires and the draft shares with its target."""
+        """Return a tensor that the dialect requires and the draft takes from its target."""
         if name not in TARGET_NAMES:
             raise self.draft.refuse(f"has no {name}, which this dialect requires", "choose another dialect")
         if self.target is None:
@@ -260,7 +262,7 @@ class RenderedDraft:
         return target_tensor(name, self.target)
 
     def _vocabulary_maps(self) -> Iterator[Part]:
-        """Yield d2t (the target's id of a drafted token minus the draft's id) and t2d (whether a token is drafted)."""
+        """Yield d2t (target id minus draft id, per draft token) and t2d (per target token, true if draftable)."""
         if DRAFTED not in self.draft.facts or not (self._is_reduced or self._schema.maps_whole_vocabulary):
             return
         drafted, vocab = self.draft.facts[DRAFTED], self.draft.layer["vocab_size"]
@@ -276,10 +278,10 @@ class RenderedDraft:
 def render_draft(
     source: Path, to: str, target: str = "", drop: frozenset[str] = frozenset(), named: str = ""
 ) -> RenderedDraft:
-    """Return the draft in `source` in the dialect `to`; `target` is the directory of its target, "" for none.
+    """Render the draft in `source` in the file format `to`; `target` is the directory of its target, or "".
 
-    `drop` are keys of config.json to ignore. `named` is the target's name for dialects that store one, by default
-    `target`. Raise TrtspecError if the draft is inconsistent or the dialect cannot represent it.
+    `drop` are keys of config.json to ignore. `named` is the target's name for formats that store it, by default
+    `target`. Raise TrtspecError if the draft is inconsistent or the format cannot represent it.
     """
     find_dialect(to)
     model = load_model(Path(target), "auto") if target else None
@@ -294,7 +296,7 @@ def convert_draft(
     drop: frozenset[str] = frozenset(),
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> ConversionResult:
-    """Write the draft in `source` to `out` like `render_draft`, whose errors occur before anything is written."""
+    """Convert the draft in `source` to the format `to` in a new directory; raise TrtspecError like `render_draft`."""
     return render_draft(source, to, target, drop).write(out, on_progress)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a draft from a source, whichever format it is written in: its kind, facts, tensors and faults.
+"""Reads a draft in any file format (dialect): its kind, properties (facts), tensors and warnings.
 
-Facts are the contents of config.json, neutral and independent of the dialect. They come from the methods' readers,
-which recipes also use. The target's layers whose hidden states are read are numbered by their inputs: 0 is the
-embedding, the number of layers is the output of the last layer.
+Facts are the contents of config.json in a form independent of the dialect, extracted by the methods' config readers.
+Target layers whose hidden states a draft reads are numbered by their inputs: 0 is the embedding, and the number of
+layers is the output of the last layer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Carried = dict[str, dict[str, Any]]
 SOFT = "num_target_layers"
 
 CARRIED = "trtspec_carried"  # by dialect: keys that other dialects lack and that do not affect computation
-LEFT_OUT = "left_out"  # among its facts: shared target tensors that the conversion omitted
+LEFT_OUT = "left_out"  # the key for names of target tensors that a conversion omitted
 # Keys of transformers' config classes for the layers, which all dialects use unchanged.
 LAYER_KEYS = frozenset({
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -48,7 +48,7 @@ LAYER_KEYS = frozenset({
     "torch_dtype", "dtype", "model_type", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers",
     "pretraining_tp", "transformers_version", "_name_or_path",
 })  # fmt: skip
-# Other keys of facts that the methods' readers support.
+# Further keys that the readers of the methods accept for a fact.
 _ALIASES = frozenset({
     "mask_token_id", "pard_token", "ptd_token_id", "eagle_aux_hidden_state_layer_ids", "norm_before_residual",
     "norm_before_fc", "norm_output", "fc_norm", "return_hidden_post_norm", "target_hidden_size", "draft_vocab_size",
@@ -58,7 +58,7 @@ _ALIASES = frozenset({
 
 
 def _eagle3(source: Source, target: ModelConfig) -> Facts:
-    """Return the facts of an EAGLE-3 head; `aux_layers` is None for EAGLE-3's default layers."""
+    """Return the properties (facts) of an EAGLE-3 head; `aux_layers` is None for EAGLE-3's default layers."""
     head = read_head_config(source, find_names(source), target)
     switches = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
     return {
@@ -72,7 +72,7 @@ def _eagle3(source: Source, target: ModelConfig) -> Facts:
 
 def _block(kind: str) -> Callable[[Source, ModelConfig], Facts]:
     def read(source: Source, target: ModelConfig) -> Facts:
-        """Return the facts of a block net; `sliding_causal` is None without sliding-window layers."""
+        """Return the properties (facts) of a block net; `sliding_causal` is None without sliding-window layers."""
         net, keys = read_block_net(source, target.dtype, kind), Keys(source)
         slides = "sliding_attention" in keys.layer.get("layer_types", list, [])
         non_causal = keys.get("sliding_window_non_causal", bool, not keys.speculators)
@@ -118,13 +118,13 @@ READERS: Mapping[str, Callable[[Source, ModelConfig], Facts]] = {
 
 
 def neutral(fact: str, layer: Mapping[str, Any]) -> Any:
-    """Return the neutral value of a fact, which is the one of the unmodified method, for layers of that config."""
+    """Return the default of a draft property (fact), as in the published method, for layers with the config `layer`."""
     sizes = {"draft_vocab_size": "vocab_size", "target_hidden_size": "hidden_size"}
     return layer.get(sizes[fact]) if fact in sizes else None
 
 
 def get_path(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path of keys, or None if it is missing."""
+    """Return the value at a path of keys separated by dots, or None if it is missing."""
     found: Any = config
     for key in path.split("."):
         found = found.get(key) if isinstance(found, dict) else None
@@ -139,7 +139,7 @@ def set_path(config: dict[str, Any], path: str, value: Any) -> None:
 
 
 def layer_keys(source: Source, schema: DraftSchema) -> dict[str, Any]:
-    """Return the config of a draft's layers; it is empty for Medusa heads."""
+    """Return the config of a draft's layers; empty for Medusa heads."""
     if schema.names:
         return {}
     section = source.reader.section(schema.section) if schema.section else source.reader
@@ -147,7 +147,7 @@ def layer_keys(source: Source, schema: DraftSchema) -> dict[str, Any]:
 
 
 def carried_keys(source: Source, name: str, schema: DraftSchema, drop: frozenset[str]) -> Carried:
-    """Return the keys that do not affect computation, by dialect, including keys from earlier conversions."""
+    """Return the keys that do not affect computation, by file format, including those of earlier conversions."""
     kept = source.reader.section(CARRIED)
     carried = {key: dict(value) for key, value in (kept.values if kept else {}).items() if isinstance(value, dict)}
     paths = {**schema.carried, **(dict.fromkeys(LAYER_KEYS) if schema.section else {})}
@@ -158,7 +158,7 @@ def carried_keys(source: Source, name: str, schema: DraftSchema, drop: frozenset
 
 
 def check_keys(source: Source, kind: str, schema: DraftSchema, drop: frozenset[str]) -> None:
-    """Raise CheckpointError if a key is unknown to all dialects or a fixed key has an unsupported value."""
+    """Raise CheckpointError for a key that no file format has, or for an unsupported value of a fixed key."""
     if unsupported := [key for key in _unsupported_keys(source, kind, schema) if key not in drop]:
         hint = f"if it does not affect computation, ignore it with --drop {unsupported[0]}"
         message = f"has keys unknown to all dialects of {kind}: {', '.join(unsupported[:8])}"
@@ -189,14 +189,14 @@ def _extra_keys(section: Any, prefix: str, known: Collection[str | None]) -> Ite
 
 # The embedding and the LM head of a target, by the names of a draft's copies.
 TARGET_NAMES = {EMBEDDING: TARGET_EMBEDDING, LM_HEAD: TARGET_LM_HEAD}
-# Tensors that are only needed for training, or are computed.
+# Tensors that are used only in training, or can be computed.
 _LEFT_OUT = re.compile(r"verifier_.*|.*rotary_emb\.inv_freq")
-# Tensors that the methods' rules skip and leave to engines.
+# Tensors without a conversion rule that engines can read from the source.
 _OPTIONAL = re.compile(
     r"(.*\.)?t2d|verifier_.*|.*rotary_emb\.inv_freq"
     r"|confidence_(head\.)?proj\.(weight|bias)|(markov_head\.)?(gate|joint)_proj\.(weight|bias)"
 )
-# Placeholder values that the reader of a decoder's config requires; Medusa heads do not describe the target's layers.
+# Placeholders for keys that `read_decoder` requires; the config of Medusa heads does not describe the target's layers.
 _NO_LAYERS = {
     "architectures": ["LlamaForCausalLM"], "num_attention_heads": 1, "head_dim": 2, "num_hidden_layers": 1,
     "intermediate_size": 1, "max_position_embeddings": 1, "rms_norm_eps": 1e-6,
@@ -205,7 +205,7 @@ _VLLMS_HEADS = 5  # vLLM's default
 
 
 def dialect_names(facts: Facts, schema: DraftSchema) -> Callable[[str], str]:
-    """Return the function that maps a common tensor name to the dialect's name."""
+    """Return a function from a tensor's common name to its name in a file format (dialect)."""
     if schema.names is None:
         return lambda name: _replace_start(name, schema.renames)
     heads = Heads(facts["num_heads"], facts["num_layers"], facts["hidden_size"], facts["vocab_size"], schema.names)
@@ -233,7 +233,7 @@ def _replace_start(name: str, starts: Mapping[str, str]) -> str:
 
 
 def target_tensor(name: str, target: SourceModel) -> TensorInfo:
-    """Return the target's embedding or LM head."""
+    """Return the target's tensor that corresponds to a draft's embedding or LM head."""
     rules = [rule for rule in target.rules if rule.target == TARGET_NAMES[name]]
     ((tensor,),) = find_parts(rules, target.source).values()
     return tensor
@@ -246,7 +246,7 @@ def have_equal_bits(one: TensorInfo, other: TensorInfo) -> bool:
 
 
 def described_target(source: Source) -> ModelConfig:
-    """Return a target of the heads' sizes; raise CheckpointError if the vocabulary size is unknown."""
+    """Return a placeholder target with the sizes of Medusa heads; raise CheckpointError without a vocabulary size."""
     heads = find_heads(source)
     if not heads.vocab_size:
         raise source.reader.refuse("vocab_size and the heads' vocabulary matrices are missing", "give --target")
@@ -255,7 +255,7 @@ def described_target(source: Source) -> ModelConfig:
 
 
 def check_heads(source: Source, target: SourceModel | None) -> Iterator[Diagnostic]:
-    """Yield warnings for heads that predict nothing new or that some readers ignore.
+    """Yield warnings for Medusa heads that equal the target's LM head or exceed the number in config.json.
 
     Raise CheckpointError if config.json has more heads than there are tensors for.
     """
@@ -281,25 +281,25 @@ def _configured_heads(source: Source, heads: Heads) -> int:
 
 
 def _adds_nothing(source: Source, heads: Heads, head: int) -> bool:
-    """Return whether all blocks of a head are zero."""
+    """Return whether all residual blocks of a head are zero."""
     rules = [rule(head, layer) for layer in range(heads.num_layers) for rule in (heads.weight, heads.bias)]
     blocks = [source.tensors[rule.sources[0].name] for rule in rules if rule.sources[0].name]
     return all(chunk.count(0) == len(chunk) for tensor in blocks for chunk in read_tensor(tensor))
 
 
 def _has_target_lm_head(source: Source, heads: Heads, head: int, target: SourceModel | None) -> bool:
-    """Return whether a head's matrix is known to be the target's LM head."""
+    """Return whether a head's vocabulary matrix is the target's LM head; false without a target."""
     matrix = source.tensors.get(heads.lm_head(head).sources[0].name)
     return heads.shared == "" or bool(target and matrix and have_equal_bits(matrix, target_tensor(LM_HEAD, target)))
 
 
 @dataclass(frozen=True)
 class SourceDraft:
-    """A draft of one `kind` (a method's name), read from the dialect `dialect`.
+    """A draft of one `kind` (a method's name), read from a file in one `dialect`.
 
-    `layer` is the config of its layers, and `tensors` are by the names that most dialects share. `carried` are keys by
-    dialect that do not affect computation. `target_tensors` are the target's tensors in the same files, by their names.
-    `warnings` come from the methods' readers.
+    `layer` is the config of its layers. `tensors` are keyed by the names that most dialects share. `carried` are keys
+    that do not affect computation, by dialect. `target_tensors` are tensors of the target in the same files, by the
+    target's names. `warnings` come from the methods' config readers.
     """
 
     kind: str
@@ -314,12 +314,12 @@ class SourceDraft:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Return the names of shared target tensors that an earlier conversion omitted."""
+        """Return the names of tensors equal to the target's that an earlier conversion omitted."""
         names = self.carried.get("facts", {}).get(LEFT_OUT)
         return tuple(name for name in TARGET_NAMES if isinstance(names, list) and name in names)
 
     def layers_read(self, num_layers: int) -> tuple[int, ...]:
-        """Return the target's layers whose hidden states the draft reads, numbered by their inputs."""
+        """Return the target layers whose hidden states the draft reads, numbered by their inputs."""
         named: tuple[int, ...] | None = self.facts.get("hidden_layers") or self.facts.get("aux_layers")
         return named or default_aux_layers(num_layers)
 
@@ -328,10 +328,10 @@ class SourceDraft:
 
 
 def read_draft(source: Source, target: SourceModel | None = None, drop: frozenset[str] = frozenset()) -> SourceDraft:
-    """Read a draft in any dialect; without a target, it is checked against the target described in its config.
+    """Read a draft in any file format. Without a target, it is checked against the sizes in its own config.
 
-    `drop` are keys of config.json to ignore. Raise CheckpointError if the source is not a draft, is inconsistent, does
-    not fit the target, or has unknown keys.
+    `drop` are keys of config.json to ignore. Raise CheckpointError if the source is not a draft, is quantized or
+    inconsistent, does not fit the target, or has unknown keys.
     """
     kind = _detect_kind(source)
     if is_quantized(source):
@@ -351,17 +351,17 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
         facts[SOFT] = target.config.num_layers
     elif not facts[SOFT]:
         facts[SOFT] = known if type(known) is int else None
-    # by the names that most dialects share; Medusa heads by TensorRT-LLM's names
+    # keyed by the names that most dialects share, for Medusa heads by TensorRT-LLM's names
     tensors = dict(_head_tensors(source) if schema.names else _renamed(source))
     target_tensors = {name: source.tensors[name] for name, why in skipped.items() if why == OF_THE_BASE.reason}
     layer = layer_keys(source, schema)
     if layer.get("num_hidden_layers") and (layers := count_layers(tensors)):
-        layer["num_hidden_layers"] = layers  # some heads have the target's number here
+        layer["num_hidden_layers"] = layers  # some published heads have the target's number of layers here
     return SourceDraft(kind, name, facts, layer, tensors, carried, str(source.root), target_tensors, warnings)
 
 
 def is_quantized(source: Source) -> bool:
-    """Return whether a checkpoint declares quantized weights."""
+    """Return whether a checkpoint's config declares quantized weights."""
     return bool(source.quantization or source.config.get("quantization_config"))
 
 
@@ -374,7 +374,7 @@ def _detect_kind(source: Source) -> str:
 
 
 def _claimed(source: Source) -> ModelConfig:
-    """Return the target's config as far as a draft's config describes it."""
+    """Return a target config with the sizes that the draft's config gives for its target."""
     section = source.reader.section("transformer_layer_config") or source.reader
     flat = section.with_defaults(HEAD_DEFAULTS).replacing(architectures=["LlamaForCausalLM"])
     config = read_decoder(flat, "auto")
@@ -386,9 +386,9 @@ def _claimed(source: Source) -> ModelConfig:
 def _check(
     source: Source, kind: str, config: ModelConfig, target: SourceModel | None
 ) -> tuple[Sequence[Diagnostic], dict[str, str]]:
-    """Return (warnings, {skipped tensor: reason}).
+    """Check a draft like `trtspec check` and return (warnings, {skipped tensor: reason}).
 
-    Raise CheckpointError for errors that `trtspec check` reports.
+    Raise CheckpointError for errors and for tensors that no dialect has.
     """
     method = find_method(kind)
     suggestion = method.suggest(source) if method.suggest else None
@@ -409,7 +409,7 @@ def _check(
 
 
 def _detect_dialect(source: Source, kind: str) -> str:
-    """Return the dialect with the largest share of its marks present; of equal shares, the one with the most marks."""
+    """Return the file format with the largest share of its marks present; ties go to the larger number of marks."""
     marks = {name: [_has(source, mark) for mark in schema.marks] for name, schema in schemas_for(kind).items()}
     counted = {name: (sum(found) / len(found), sum(found)) for name, found in marks.items()}
     return max(counted, key=lambda name: counted[name])

@@ -12,7 +12,10 @@ from trtspec.methods.base import Method, Options, Suggestion
 
 
 class DraftTargetOptions(Options):
-    """Without `use_draft_logits`, engines accept a drafted token only if the target samples the same token."""
+    """Options of the draft model.
+
+    Without `use_draft_logits`, engines accept a draft token only if it is the token that the target samples.
+    """
 
     stop_below: float = Field(
         default=0.0, ge=0, lt=1, description="Stop drafting when the draft's highest probability is below this value"

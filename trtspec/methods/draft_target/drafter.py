@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts a chain with a smaller model, one token per pass.
 
-Its cache holds the processed part of each row's text, including accepted tokens of the last draft. The first pass of a
-proposal processes the new tokens; later passes overwrite the entries of rejected tokens.
+The model's KV cache contains the processed part of each row's text, including accepted tokens of the last draft. The
+first pass of a proposal processes the tokens that are new since then, and overwrites the entries of rejected tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from trtspec.engine.prefill import PrefixCache, prefill
 
 
 class ModelDrafter(Drafter):
-    """A converted checkpoint of the target's vocabulary, or of one with a stored vocabulary mapping, with its cache."""
+    """Base of the drafters that run a draft model: the converted checkpoint, its KV cache and its vocabulary mapping.
+
+    The draft model has the target's vocabulary, or its checkpoint contains a mapping between the two vocabularies.
+    """
 
     def __init__(self, setup: DrafterConfig, method: str) -> None:
         if setup.root is None:
@@ -44,11 +47,11 @@ class ModelDrafter(Drafter):
         self._model = Decoder(checkpoint, room.rows, self._room, room.device, room.dtype, length)
         self._prefixes = PrefixCache(self._model.cache, room.kept_tokens * self._reading.longer)
         self._known = [0] * room.rows  # number of processed tokens of each row's text
-        self._at = [0] * room.rows  # their number of draft tokens, which are in the cache
+        self._at = [0] * room.rows  # number of tokens of each row in the draft model's cache
         self.vocab_size = None if self._reading.longer > 1 else sizes[1]
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Fill the draft's cache with the prompts, as far as they fit."""
+        """Prefill the draft model's cache with the prompts, truncated to the cache's length."""
         encoded = [self._reading.spell(prompt)[: self._room] for prompt in prompts]
         cached = [self._prefixes.restore(row, text) for row, text in enumerate(encoded, first_row)]
         prefill(self._model, encoded, first_row, max_tokens, starts=cached)
@@ -56,7 +59,7 @@ class ModelDrafter(Drafter):
         self._at[first_row : first_row + len(prompts)] = map(len, encoded)
 
     def retain(self, row: int, text: Sequence[int]) -> None:
-        """Add the keys and values of the processed tokens to the prefix cache."""
+        """Add the keys and values of a row's processed tokens to the prefix cache."""
         if self._at[row] < self._room:  # otherwise the text was too long, and the entries are undefined
             self._prefixes.retain(row, self._reading.spell(text), self._at[row])
 
@@ -66,16 +69,16 @@ class ModelDrafter(Drafter):
 
 
 class DraftModelDrafter(ModelDrafter):
-    """Drafts one token per pass."""
+    """Drafts with a smaller model, one token per pass."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup, "draft_target")
         self._floors = ConfidenceFloor(setup.options.stop_below, setup.confidence)
         self._draws: bool = setup.options.use_draft_logits
-        self._ahead = 0  # number of drafted tokens processed in this step
+        self._ahead = 0  # number of draft tokens processed in this step
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Draft one token per pass until all chains have ended; rows whose text is too long get no draft."""
+        """Draft one token per pass until every row's chain has ended; a row whose text exceeds the cache gets none."""
         model, reading, unread = self._model, self._reading, self._unread(texts, depth)
         rows = [each or (0, [0]) for each in unread]
         width = max(len(new) for _, new in rows)
@@ -96,7 +99,7 @@ class DraftModelDrafter(ModelDrafter):
         return replace(draft, lens=lens)
 
     def _unread(self, texts: Sequence[Sequence[int]], depth: int) -> list[tuple[int, list[int]] | None]:
-        """Return (cache position, tokens) of each row's unprocessed tokens, or None if a draft does not fit."""
+        """Return (cache position, tokens) of each row's unprocessed tokens, or None if a draft exceeds the cache."""
         found: list[tuple[int, list[int]] | None] = []
         for row, text in enumerate(texts):
             start, new = self._at[row], self._reading.spell(text[self._known[row] :])
@@ -106,7 +109,7 @@ class DraftModelDrafter(ModelDrafter):
         return found
 
     def observe(self, outcome: VerifyOutcome) -> None:
-        """Count the accepted tokens that the model has already processed."""
+        """Advance each row's processed length by the accepted tokens that the draft model has already processed."""
         for row, result in enumerate(outcome.results):
             accepted = min(len(result.path), self._ahead)
             self._known[row] += accepted

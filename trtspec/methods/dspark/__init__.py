@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DSpark: a block net with a small sequential head, so that each token of the block depends on the previous one.
+"""DSpark: a block net with a small sequential head, so that each token of a block depends on the previous one.
 
-deepseek-ai/DeepSpec: DFlash's net, a low-rank Markov head, and a head that estimates acceptance.
+deepseek-ai/DeepSpec adds two heads to DFlash's net: a low-rank Markov head, and a head that estimates acceptance.
 """
 
 from __future__ import annotations

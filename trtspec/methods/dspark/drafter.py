@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DSpark: drafts from a block net, with a bias on each token's logits from the previous token (the Markov head).
 
-If the net has a confidence head, its estimate replaces the probability of the most probable token.
+If the net has a confidence head, its estimate decides where a draft ends, not the draft's highest probability.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NAME = "dspark"
 
 
 class ConfidenceHead:
-    """Estimates the probability that the target accepts the token at a position, before it is drafted.
+    """Estimates the probability that the target accepts the draft token of a position, before that token is chosen.
 
-    It reads the position's hidden state and, if it was trained that way, the previous token's Markov embedding.
+    The input is the position's hidden state and, with `reads_markov`, the Markov embedding of the previous token.
     """
 
     def __init__(self, weights: WeightLoader, reads_markov: bool) -> None:
@@ -40,13 +40,13 @@ class ConfidenceHead:
         self._bias = weights.tensor(f"{name}bias", torch.float32) if f"{name}bias" in weights else None
 
     def __call__(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Return the probabilities [...] by hidden states [..., hidden] and embedded tokens [..., rank]."""
+        """Return acceptance probabilities [...] for hidden states [..., hidden] and Markov embeddings [..., rank]."""
         seen = torch.cat([hidden, embedded], -1) if self._reads_markov else hidden
         return torch.sigmoid(F.linear(seen.float(), self._weight, self._bias)).squeeze(-1)
 
 
 class DSparkDrafter(BlockDrafter):
-    """Drafts a chain in which each token depends on the previous one."""
+    """Drafts a chain in which each token depends on the block's hidden states and the previous token."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup, NAME)
@@ -54,7 +54,7 @@ class DSparkDrafter(BlockDrafter):
         # the Markov head: a low-rank map from a token to a bias on the logits of the next token
         self._markov_embedding = weights.tensor(f"{NAME}.{MARKOV}markov_w1.weight")
         self._markov_bias = weights.linear(f"{NAME}.{MARKOV}markov_w2")
-        is_used = width and setup.confidence  # without a bound the head is not needed
+        is_used = width and setup.confidence  # the head is used only with a confidence bound
         self._confidence = ConfidenceHead(weights, width > self.network.config.hidden_size) if is_used else None
         self._floors = ConfidenceFloor(chain=setup.confidence)
 

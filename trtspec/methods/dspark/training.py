@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial weights and training of a DSpark net: DFlash's net with a Markov head and a head that estimates acceptance.
 
-The initial net is in SpecForge's dialect, with a zero Markov head and a confidence of 0.5. Its rank is from published
-nets (deepseek-ai/DeepSpec:config/dspark@afdfa7c), smaller for narrow targets.
+The initial net is in SpecForge's format, with a zero Markov head and a confidence of 0.5. Its rank is the rank of
+published nets (deepseek-ai/DeepSpec:config/dspark@afdfa7c), or less for narrow targets.
 
-The previous token is taken from the text, because a chain that is still accepted has drafted it. The confidence at a
-position is trained on the probability that a token sampled there is accepted
+The Markov head reads the previous token of the training text: while a chain is accepted, its tokens equal the text. The
+confidence at a position is trained on the probability that a token sampled there is accepted
 (deepseek-ai/DeepSpec:deepspec/modeling/dspark/loss.py@afdfa7c).
 """
 
@@ -25,7 +25,7 @@ RANK, LEAST_WIDTH = 256, 4  # the rank is at most a quarter of the target's widt
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
-    """Return a net that also drafts at the anchor."""
+    """Return a new net, in which the anchor's position drafts a token, too."""
     hidden, vocab = origin.config.hidden_size, origin.config.vocab_size
     rank = max(1, min(RANK, hidden // LEAST_WIDTH))
     net = initial_net(origin, origin.draft_len, markov_rank=rank, confidence_width=hidden + rank)
@@ -46,18 +46,18 @@ def make(origin: DraftInitializer) -> InitialDraft:
 
 
 class TrainableDSpark(TrainableDFlash):
-    """A net with a Markov head; its hidden states include the Markov embedding of the previous token."""
+    """A DSpark net in any format that `methods/dflash` reads."""
 
     method = "dspark"
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
-        """Return the block's hidden states concatenated with the Markov embeddings of the previous tokens."""
+        """Return the block's hidden states, concatenated with the Markov embeddings of the text's previous tokens."""
         states, embedding = super().hidden(view, batch, features), view[f"{self.method}.{MARKOV}markov_w1.weight"]
         previous = (F.embedding(batch.tokens_after(step), embedding) for step in range(self.passes))
         return [torch.cat(pair, -1) for pair in zip(states, previous, strict=True)]
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return the logits of the LM head plus the bias of the previous token."""
+        """Return the LM head's logits plus the Markov head's bias for the previous token."""
         states, previous = hidden[:, : self.width], hidden[:, self.width :]
         return super().logits(view, states, step) + F.linear(previous, view[f"{self.method}.{MARKOV}markov_w2.weight"])
 

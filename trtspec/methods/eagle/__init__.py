@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE: a head of one layer predicts the input of the target's LM head and drafts a tree.
+"""EAGLE: a head of one layer predicts the next hidden state of the target and drafts a tree.
 
-Li et al. 2024, arXiv:2401.15077 (EAGLE, with a static tree) and arXiv:2406.16858 (EAGLE-2, whose trees follow the
-head's confidence). Both use the same heads: a matrix that combines a token's embedding with the preceding hidden state,
-and a Llama layer without its input norm. The embedding and the LM head are the target's.
+Li et al. 2024, arXiv:2401.15077 (EAGLE, with a static tree) and arXiv:2406.16858 (EAGLE-2, with dynamic trees). Both
+use the same heads: a matrix that combines a token's embedding with the preceding hidden state, and a Llama layer
+without its input norm. Draft tokens are predicted with the target's LM head. The embedding is usually the target's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trtspec.recipe.schema import refuse
 
 NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
 
-OPTIONAL = _EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # in a source
+OPTIONAL = _EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # names in a source
 _DEFAULT_CHOICES = "mc_sim_7b_63"
 # SafeAILab/EAGLE's defaults: its depth 7 does not count the first level, its total_token 60 counts the root
 _DEFAULTS = {"top_k": 10, "depth": 8, "nodes": 59}
@@ -39,7 +39,7 @@ _SKIPS = [
 
 
 class Growth(NamedTuple):
-    """The size of a dynamic tree, which follows the head's confidence; `nodes` counts tokens without the root."""
+    """The size of a dynamic tree, which grows where the head is confident; `nodes` excludes the root."""
 
     top_k: int
     depth: int
@@ -47,13 +47,13 @@ class Growth(NamedTuple):
 
 
 def _size(option: str, most: int, what: str) -> Any:
-    """Return the field of an option for dynamic trees; its default depends on `dynamic`."""
+    """Return the pydantic field for an option of dynamic trees; the default depends on `dynamic`."""
     description = f"Dynamic: {what} ({_DEFAULTS[option]})"
     return Field(default=None, validate_default=True, ge=1, le=most, description=description)
 
 
 class EagleOptions(LossyOptions):
-    """Either the choices of a static tree, or with `dynamic` the size of a dynamic tree; the other options are None."""
+    """Options of the tree: `choices` if it is static; `top_k`, `depth` and `nodes` if dynamic; the others are None."""
 
     dynamic: bool = Field(
         default=False, description="Use a dynamic tree, which follows the head's confidence (EAGLE-2)"
@@ -89,19 +89,22 @@ class EagleOptions(LossyOptions):
 
     @property
     def paths(self) -> tuple[Choice, ...]:
-        """Return the paths of the static tree; empty if it is dynamic."""
+        """Return the paths of the static tree; empty for a dynamic tree."""
         return () if self.dynamic else find_choices(self.choices, EAGLE_CHOICES)
 
     @property
     def growth(self) -> Growth | None:
-        """Return the size of the dynamic tree, None if it is static."""
+        """Return the size of the dynamic tree, or None for a static tree."""
         if self.top_k is None or self.depth is None or self.nodes is None:
             return None
         return Growth(self.top_k, self.depth, self.nodes)
 
 
 def head_rules(config: ModelConfig, prefix: str) -> list[Rule]:
-    """Return the rules of an EAGLE head without its LM head; all heads of an engine are identical."""
+    """Return the conversion rules of an EAGLE head's tensors except the LM head.
+
+    Several rules may use a tensor, because an engine contains a copy of the head for each level of the tree.
+    """
     hidden, vocab = config.hidden_size, config.vocab_size
     found = [
         Rule(f"{prefix}.{name}", (tensor,), Stage.LAST, split, copy=True)
@@ -119,7 +122,7 @@ def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftH
     head, draft_shape = read_head_config(source, base.config), _draft_shape(options, 0)
     rules: list[Rule] = []
     borrowed: list[Rule] = []
-    # an engine has one head for each level of the tree
+    # an engine contains a copy of the head for each level of the tree
     for level in range(draft_shape.max_depth):
         for rule in head_rules(head, f"{NETS}.{level}.drafter"):
             (tensor, *_), absent = rule.sources, rule.sources[0].name not in source.tensors
@@ -152,7 +155,7 @@ def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftH
 
 
 def read_head_config(source: Source, target: ModelConfig) -> ModelConfig:
-    """Return the config of the head's layer; raise CheckpointError if it is not an EAGLE head of one layer."""
+    """Return the config of an EAGLE head's layer; raise CheckpointError for other heads and for several layers."""
     reader = source.reader
     if _is_eagle3(source):
         raise reader.refuse("describes an EAGLE-3 head, which reads other hidden states", "use method: eagle3")
@@ -177,7 +180,7 @@ def _find_sources(base: HeadTarget, target: str) -> tuple[SourceTensor, ...]:
 
 
 def _most_inner(options: EagleOptions) -> int:
-    """Return the maximum number of nodes with children in a level."""
+    """Return the maximum number of nodes with children in a level of the tree."""
     if options.growth:
         return options.growth.top_k
     parents = {choice[:-1] for choice in options.paths}
@@ -200,7 +203,7 @@ def _check_options(options: EagleOptions, config: ModelConfig) -> Iterator[Diagn
 
 
 def _variants(options: EagleOptions) -> Iterator[dict[str, Any]]:
-    """Yield trees that are not deeper than the given one: a converted checkpoint has one net per level of it."""
+    """Yield trees that are at most as deep as the configured one: a converted checkpoint has one net per level."""
     yield from smaller_trees(options.paths)
     if options.growth:
         for depth in (2, 4, 6, 8):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE: drafts with one layer that predicts the next input of the LM head (arXiv:2401.15077)."""
+"""EAGLE: drafts with one layer that predicts the target's next hidden state (arXiv:2401.15077)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NET = f"{NETS}.0.drafter"
 
 
 class EagleHead(FeatureHead):
-    """The EAGLE head in a target's checkpoint, with the target's LM head."""
+    """The EAGLE head in a target's checkpoint; it uses the target's LM head."""
 
     aux_layers = (FINAL,)
 
@@ -43,7 +43,7 @@ class EagleHead(FeatureHead):
         self._lm_head = target.lm_head
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Return the hidden states unchanged: they are the features."""
+        """Return the target's hidden states unchanged: an EAGLE head reads only the last layer's."""
         return hidden_states
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
@@ -57,7 +57,7 @@ class EagleHead(FeatureHead):
 
 
 class EagleDrafter(FeatureDrafter):
-    """Drafts a tree with an EAGLE head."""
+    """Drafts a static or dynamic tree with an EAGLE head."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         room, options = setup.room, setup.options

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial weights and training of the head of EAGLE and EAGLE-2, over the steps of a draft, like EAGLE-3's heads.
+"""Initial weights and training of the head of EAGLE and EAGLE-2, over the steps of a draft.
 
-The initial head is in SafeAILab's format: one layer of the target's shape, with its embedding and LM head.
+The initial head is in SafeAILab's format: one layer of the target's shape that uses the target's embedding and LM head.
 
 The paper (arXiv:2401.15077, section 4.2) trains only the first step, with losses on hidden states and distributions.
-Here each step is trained only on the distributions, which determine acceptance.
+Training here covers every step, like EAGLE-3's, and uses only the distributions, which determine acceptance.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EMBEDDING = f"{NET}.vocab_embedding.weight"
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
-    """Return a head without a bias, which some engines do not support."""
+    """Return a new head; `fc` is without a bias, which some engines do not support."""
     layer = plain_layer(origin.config)
     rules = [rule for rule in head_rules(layer, NETS) if rule.sources[0].name not in OPTIONAL]
     fused = origin.random(layer.hidden_size, 2 * layer.hidden_size)
@@ -41,7 +41,7 @@ def make(origin: DraftInitializer) -> InitialDraft:
 
 
 class TrainableEagle(TrainableDraft):
-    """A head of one layer; its embedding is frozen, and the LM head is the target's."""
+    """An EAGLE head; its embedding is frozen, and the LM head is the target's."""
 
     aux_layers = (FINAL,)
 
@@ -54,7 +54,11 @@ class TrainableEagle(TrainableDraft):
         self._borrowed = SharedWeights(target)
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
-        """Return the output of each pass for the pairs (hidden state of t, token at t + 1)."""
+        """Return the output of each pass at the valid positions.
+
+        The first pass reads pairs of the target's hidden state at t and the token at t + 1; later passes replace the
+        hidden state with the previous pass's output.
+        """
         embedding = view.get(EMBEDDING, self._borrowed.embedding)
         chains, hidden, outputs = RolloutAttention(batch), features, []
         layer = TrainableLayer(view, f"{NET}.layers.0", self.config)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3: a head drafts a chain or a tree from hidden states of three target layers, and then from its own output.
+"""EAGLE-3: a head drafts a chain or a tree from hidden states of several target layers, and then from its own output.
 
-Li et al. 2025, arXiv:2503.01840. Heads of SafeAILab/EAGLE, SpecForge, ModelOpt and speculators can be read. Tensor
-names have the same meaning in all formats; the formats differ in prefixes, in the tensors that may be missing because
-the target has them, and in the numbering of the target's layers.
+Li et al. 2025, arXiv:2503.01840. Heads of SafeAILab/EAGLE, SpecForge, ModelOpt, DeepSpec and speculators can be read.
+The formats have the same tensors. They differ in tensor name prefixes, in the tensors that are omitted because the
+target has them, and in the numbering of the target's layers.
 
 TensorRT engines do not support such heads, so their format inside a target's checkpoint is specific to trtspec, with
-TensorRT-LLM's module names. In config.json "eagle3_net_config" describes the layer like EAGLE's "eagle_net_config", and
-"eagle3" has the other keys of the head. Tensor names begin with `eagle3.`:
+TensorRT-LLM's module names. In config.json, "eagle3_net_config" describes the layer like EAGLE's "eagle_net_config",
+and "eagle3" has the other keys of the head. Tensor names begin with `eagle3.`:
 
     input_norm.weight, fc_norm.{n}.weight     norms before fc: of all hidden states together, or of each
     fc.weight, fc.bias                        combines the concatenated hidden states
@@ -51,7 +51,7 @@ from trtspec.recipe.schema import refuse
 
 NAME, LAYER_CONFIG = "eagle3", "eagle3_net_config"
 LAYER = f"{NAME}.layers.0"
-EMBEDDING = "embed_tokens.weight"  # in sources
+EMBEDDING = "embed_tokens.weight"  # name in a source
 
 _SWITCHES = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output",
              "fc_bias", "own_embedding", "own_head", "maps_ids")  # fmt: skip
@@ -59,13 +59,13 @@ _SWITCHES = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output",
 
 @dataclass(frozen=True)
 class Eagle3HeadConfig:
-    """An EAGLE-3 head of one layer, for a target of `target_hidden_size` and `target_vocab_size`.
+    """The configuration of an EAGLE-3 head for a target of `target_hidden_size` and `target_vocab_size`.
 
-    `layer` describes the layer and the draft vocabulary. `aux_layers` are the target's auxiliary hidden-state layers
-    that fc reads: i is the input of layer i, the number of layers is the output of the last layer. They are normalized
-    together with `norm_before_fc`, separately with `fc_norm`. The residual is the layer's hidden state, after
-    hidden_norm with `norm_before_residual`. The next step reads the layer's output, after the final norm with
-    `norm_output`. The other fields state which optional tensors exist.
+    `layer` describes the layer and the draft vocabulary. `aux_layers` are the target layers whose hidden states fc
+    reads: i is the input of layer i, and the number of layers is the output of the last layer. With `norm_before_fc`
+    the hidden states are normalized together, with `fc_norm` separately. The residual is the layer's hidden state,
+    after hidden_norm with `norm_before_residual`. The next step reads the layer's output, after the final norm with
+    `norm_output`. The other switches are true if the corresponding optional tensors exist.
     """
 
     layer: ModelConfig
@@ -83,18 +83,18 @@ class Eagle3HeadConfig:
 
     @property
     def fuse_norms(self) -> tuple[str, ...]:
-        """Return the names of the norms before fc."""
+        """Return the module names of the norms before fc."""
         if self.norm_before_fc:
             return ("input_norm",)
         return tuple(f"fc_norm.{number}" for number in range(len(self.aux_layers) * self.fc_norm))
 
     def render(self) -> dict[str, Any]:
-        """Return the head's section of config.json, without the section of the layer."""
+        """Return the head's section for the target's config.json; the layer's config is a separate section."""
         return {"aux_layers": list(self.aux_layers), **{key: getattr(self, key) for key in _SWITCHES}}
 
 
 def stored_head(checkpoint: TrtllmCheckpoint, what: str, method: str) -> Eagle3HeadConfig:
-    """Return the head in a target's checkpoint; the error for a checkpoint without it names `what` and `method`."""
+    """Return the head in a target's checkpoint; raise CheckpointError, with `what` and `method`, without one."""
     target = checkpoint.config
     section, layer = (stored_section(checkpoint, key, what, method) for key in (NAME, LAYER_CONFIG))
     aux_layers = tuple(section.get("aux_layers", list))
@@ -107,13 +107,13 @@ def stored_head(checkpoint: TrtllmCheckpoint, what: str, method: str) -> Eagle3H
 
 @dataclass(frozen=True)
 class Eagle3Names(VocabularyNames):
-    """A source's tensor names; `layer` is the layer's prefix after the common one."""
+    """The tensor names of a source; `layer` is the layer's prefix, which follows the common prefix."""
 
     layer: str = "layers.0"
 
 
 def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> list[Rule]:
-    """Return the rules of a head's tensors; `names` matter only when reading a source."""
+    """Return the conversion rules of a head's tensors; `names` are needed only to read a source."""
     hidden, vocab = head.layer.hidden_size, head.layer.vocab_size
 
     def rule(name: str, *shape: int, source: str = "", split: Split = Split.WHOLE) -> Rule:
@@ -138,7 +138,7 @@ def head_rules(head: Eagle3HeadConfig, names: Eagle3Names = Eagle3Names()) -> li
 
 
 def _layer_rules(config: ModelConfig, source: str) -> Iterator[Rule]:
-    """Yield the rules of a decoder layer whose attention input has twice the width."""
+    """Yield the conversion rules of the head's decoder layer, whose attention input has twice the hidden size."""
     hidden_norm = SourceTensor(f"{source}.hidden_norm.weight", (config.hidden_size,))
     yield Rule(f"{LAYER}.hidden_norm.weight", (hidden_norm,), Stage.LAST)
     for rule in layer_rules(config, 0, LAYER, source):
@@ -152,7 +152,7 @@ MOST_IDS = 1 << 20  # the largest draft vocabulary; published heads have 32,000 
 
 
 class Eagle3Options(LossyOptions):
-    """Without `top_k` and `nodes` the draft is a chain; with them it is a tree of draft_len levels."""
+    """Options of the draft: a chain by default, or a dynamic tree of draft_len levels with `top_k` and `nodes`."""
 
     top_k: int | None = Field(
         default=None, ge=1, le=64, description="Width of the tree: nodes extended per level, and children of each"
@@ -175,12 +175,12 @@ class Eagle3Options(LossyOptions):
 def _draft_shape(options: Eagle3Options, draft_len: int) -> DraftShape:
     if options.top_k is None or options.nodes is None:
         return DraftShape(draft_len, draft_len)
-    nodes = min(options.nodes, options.top_k + (draft_len - 1) * options.top_k**2)  # all ranked tokens
+    nodes = min(options.nodes, options.top_k + (draft_len - 1) * options.top_k**2)  # at most all ranked tokens
     return DraftShape(min(draft_len, nodes), nodes)
 
 
 def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> DraftHead:
-    """Describe the head in `source`; raise CheckpointError if it is not an EAGLE-3 head of one layer."""
+    """Return the single-layer EAGLE-3 head in `source` as a draft head; raise CheckpointError for anything else."""
     names = find_names(source)
     if drafts_in_parallel(source):
         raise source.reader.refuse("describes a net that drafts in parallel", "use method: p_eagle")
@@ -214,7 +214,7 @@ def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> Draft
 
 
 def find_names(source: Source) -> Eagle3Names:
-    """Return the naming scheme of a head's tensors; raise CheckpointError if it is not an EAGLE-3 head."""
+    """Return a head's tensor names; raise CheckpointError if it is not an EAGLE-3 head."""
     reader, present = source.reader, source.tensors.keys()
     prefix = "eagle_module." if any(name.startswith("eagle_module.") for name in present) else ""
     layer = "midlayer" if any(name.startswith(f"{prefix}midlayer.") for name in present) else "layers.0"
@@ -228,13 +228,13 @@ def find_names(source: Source) -> Eagle3Names:
 
 
 def drafts_in_parallel(source: Source) -> bool:
-    """Return whether a source is a P-EAGLE net, which has a hidden state for mask tokens."""
+    """Return whether a source is a P-EAGLE net, which has a learned hidden state for mask tokens."""
     has_state = any(name.endswith("mask_hidden") for name in source.tensors)
     return has_state or source.config.get("speculators_model_type") == "peagle"
 
 
 def decoder_reader(reader: ConfigReader) -> ConfigReader:
-    """Return the reader of the layer's config: config.json, or speculators' section in it."""
+    """Return a reader of the layer's config: speculators' transformer_layer_config, or config.json itself."""
     kind = reader.get("speculators_model_type", str, NAME)
     if kind not in (NAME, "peagle"):
         raise reader.refuse(f"speculators_model_type is {kind!r}, expected {NAME!r}", NOT_THIS_KIND)
@@ -242,7 +242,7 @@ def decoder_reader(reader: ConfigReader) -> ConfigReader:
 
 
 def read_head_config(source: Source, names: Eagle3Names, target: ModelConfig) -> Eagle3HeadConfig:
-    """Return the head's config from config.json and from the presence of optional tensors."""
+    """Return a head's configuration, from config.json and from the presence of optional tensors."""
     reader = source.reader
     eagle = reader.section("eagle_config") or ConfigReader({}, reader.where)
 
@@ -260,7 +260,7 @@ def read_head_config(source: Source, names: Eagle3Names, target: ModelConfig) ->
         norm_before_fc=_read_twice("norm_before_fc", reader, eagle),
         fc_norm=reader.get("fc_norm", bool, False),
         norm_before_residual=reader.get("norm_before_residual", bool, False),
-        # the default of serving engines, which differs from the default of SpecForge's trainer
+        # defaults to false as in serving engines; SpecForge's trainer defaults to true
         norm_output=reader.get("norm_output", bool, eagle.get("return_hidden_post_norm", bool, False)),
         fc_bias=has("fc.bias"),
         own_embedding=has(EMBEDDING) or layer.hidden_size != hidden,
@@ -273,7 +273,7 @@ def read_head_config(source: Source, names: Eagle3Names, target: ModelConfig) ->
 
 
 def _read_twice(key: str, reader: ConfigReader, eagle: ConfigReader) -> bool:
-    """Return a switch that may be at the top level or in eagle_config; engines differ in the priority of the two."""
+    """Return a switch that may be at the top level or in eagle_config; raise CheckpointError if they differ."""
     values = {section.get(key, bool) for section in (reader, eagle) if section.values.get(key) is not None}
     if len(values) > 1:
         raise reader.refuse_value(f"{key} differs between the top level and eagle_config")
@@ -281,7 +281,7 @@ def _read_twice(key: str, reader: ConfigReader, eagle: ConfigReader) -> bool:
 
 
 def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) -> ModelConfig:
-    """Return the layer's config with the target's vocabulary, and with the biases and norms whose tensors exist."""
+    """Return the layer's config with the target's vocabulary; `has` tests for an optional tensor of the layer."""
     flat = reader.with_defaults(HEAD_DEFAULTS).replacing(num_hidden_layers=1, architectures=["LlamaForCausalLMEagle3"])
     return read_decoder(
         flat,
@@ -294,14 +294,14 @@ def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) ->
 
 
 def default_aux_layers(layers: int) -> tuple[int, ...]:
-    """Return EAGLE-3's default auxiliary layers for a target of `layers` layers, numbered by their inputs."""
+    """Return EAGLE-3's default auxiliary layers for a target with `layers` layers, numbered by their inputs."""
     return (2, layers // 2, layers - 3)
 
 
 def named_aux_layers(source: Source) -> tuple[int, ...]:
-    """Return the auxiliary layers in config.json, numbered by their inputs; () without such a key.
+    """Return the auxiliary layers listed in config.json, numbered by their inputs; empty if none are listed.
 
-    A number in eagle_config refers to a layer's output, at the top level to its input. DeepSpec's target_layer_ids are
+    Numbers in eagle_config count outputs, numbers at the top level count inputs. DeepSpec's target_layer_ids count
     outputs, with -1 for the embedding (deepseek-ai/DeepSpec:deepspec/modeling/eagle3/common.py@afdfa7c).
     """
     reader = source.reader
@@ -315,7 +315,7 @@ def named_aux_layers(source: Source) -> tuple[int, ...]:
 
 
 def check_aux_layers(head: Eagle3HeadConfig, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Report layers that the target does not have, or that are out of order."""
+    """Yield an error for auxiliary layers that the target does not have or that do not ascend."""
     in_range = all(0 <= aux_layer <= target.num_layers for aux_layer in head.aux_layers)
     if not in_range or any(aux_layer >= after for aux_layer, after in pairwise(head.aux_layers)):
         aux_layers = ", ".join(map(str, head.aux_layers[:8]))
@@ -325,7 +325,7 @@ def check_aux_layers(head: Eagle3HeadConfig, target: ModelConfig) -> Iterator[Di
 
 
 def check_count(source: Source, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Warn if the layers are EAGLE-3's defaults shifted by one."""
+    """Warn if the auxiliary layers are EAGLE-3's default layers shifted by one."""
     hint = f"{AUX_LAYERS} numbers outputs in eagle_config, but inputs (one more) at the top level"
     usual = default_aux_layers(target.num_layers)
     yield from check_shift(named_aux_layers(source), usual, "the auxiliary layers are EAGLE-3's defaults", hint)
@@ -339,9 +339,9 @@ def _check_width(head: Eagle3HeadConfig, options: Eagle3Options) -> Iterator[Dia
 
 
 def _check_defaults(source: Source) -> Iterator[Diagnostic]:
-    """Warn if engines may interpret config.json differently from the trainer.
+    """Warn about keys of config.json for which the defaults of trainer and engines differ.
 
-    vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0
+    Source: vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0.
     """
     if source.config.get("speculators_model_type") == NAME and "norm_before_residual" not in source.config:
         message = "its config.json lacks norm_before_residual: speculators trains with false, vLLM defaults to true"

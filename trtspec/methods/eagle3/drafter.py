@@ -20,7 +20,7 @@ from trtspec.methods.eagle3 import LAYER, NAME, head_rules, stored_head
 
 
 class Eagle3Head(FeatureHead):
-    """The EAGLE-3 head in a target's checkpoint; a missing embedding or LM head is replaced by the target's."""
+    """The EAGLE-3 head in a target's checkpoint; a missing embedding or LM head is taken from the target."""
 
     what, method = "an EAGLE-3 head", NAME
 
@@ -53,7 +53,7 @@ class Eagle3Head(FeatureHead):
         return self._fc(hidden_states)
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Return the next features: the output of the last layer, before or after the final norm."""
+        """Return the features for the next pass: the last layer's output, after the final norm with `norm_output`."""
         block, embedded = self._block, F.embedding(tokens.flatten(), self._embedding)
         normed = self._norm(features, self._hidden_norm)
         qkv = block.qkv(torch.cat([self._norm(embedded, self._input_norm), normed], -1))
@@ -71,7 +71,7 @@ class Eagle3Head(FeatureHead):
 
 
 class Eagle3Drafter(FeatureDrafter):
-    """Drafts a chain, or with `top_k` and `nodes` the dynamic tree of EAGLE-2."""
+    """Drafts a chain, or EAGLE-2's dynamic tree if `top_k` and `nodes` are set."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         top_k, draft_shape = setup.options.top_k, setup.draft_shape

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial weights and training of an EAGLE-3 head over the steps of a draft.
 
-The initial head is in SpecForge's dialect, with copies of the target's LM head and final norm. It uses the target's
-embedding. Training is the training-time test of arXiv:2503.01840, section 3.2: the first pass reads the target's hidden
-states, each later pass the output of the previous one.
+The initial head is in SpecForge's format, with copies of the target's LM head and final norm. It uses the target's
+embedding. Training follows the training-time test of arXiv:2503.01840, section 3.2: the first pass reads the target's
+hidden states, and each later pass reads the output of the previous one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ EMBEDDING = f"{NAME}.vocab_embedding.weight"
 
 
 def initial_head(origin: DraftInitializer, layers: int) -> Eagle3HeadConfig:
-    """Return a head of `layers` layers for a target, without optional norms."""
+    """Return the configuration of a new head with `layers` layers, without optional norms."""
     config = origin.config
     return Eagle3HeadConfig(
         layer=replace(plain_layer(config), num_layers=layers, vocab_size=len(origin.drafted)),
@@ -62,7 +62,7 @@ def initial_head(origin: DraftInitializer, layers: int) -> Eagle3HeadConfig:
 
 
 def _aux_layers(origin: DraftInitializer) -> tuple[int, ...]:
-    """Return the target layers whose inputs the head reads: EAGLE-3's default, unless the target has few layers."""
+    """Return the auxiliary layers of a new head: EAGLE-3's default layers, or others if the target has few layers."""
     if (layers := origin.config.num_layers) >= DEEP:
         return default_aux_layers(layers)
     return tuple(number + 1 for number in origin.outputs_read(LEAST_READ))
@@ -76,7 +76,7 @@ def initial_config(origin: DraftInitializer, architecture: str, layers: int) -> 
 
 
 def initial_tensors(origin: DraftInitializer) -> dict[str, Tensor]:
-    """Return the tensors copied from the target, and the vocabulary maps."""
+    """Return the initial tensors that are not random: copies from the target, and the vocabulary maps."""
     ids = origin.drafted
     return {
         "norm.weight": origin.last_norm,
@@ -93,7 +93,7 @@ def make(origin: DraftInitializer) -> InitialDraft:
 
 
 class TrainableEagle3(TrainableDraft):
-    """A head of one layer in any of the layouts that `methods/eagle3` reads."""
+    """An EAGLE-3 head of one layer, in any format that `methods/eagle3` reads."""
 
     def __init__(self, source: DraftSource) -> None:
         target, origin = source.target, source.origin
@@ -110,7 +110,11 @@ class TrainableEagle3(TrainableDraft):
                 self._follow(source.texts, ids, names)
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
-        """Return the output of each pass for the pairs (feature of t, token at t + 1)."""
+        """Return the output of each pass at the valid positions.
+
+        The first pass reads pairs of the fused hidden state at t and the token at t + 1; later passes replace the
+        hidden state with the previous pass's output.
+        """
         chains, hidden, outputs = RolloutAttention(batch), self._fuse(view, features), []
         layer = TrainableLayer(view, LAYER, self.head.layer)
         for _ in range(self.passes):
@@ -131,7 +135,7 @@ class TrainableEagle3(TrainableDraft):
 
     @torch.no_grad()
     def _follow(self, texts: Sequence[TrainingText], ids: Tensor, names: Eagle3Names) -> None:
-        """Replace the draft vocabulary by the most frequent tokens of the texts' answers."""
+        """Replace the draft vocabulary with the most frequent tokens of the texts' answers."""
         tensors, chosen = self.tensors, chosen_ids(ids, texts)
         if torch.equal(chosen, ids):
             return
@@ -153,7 +157,7 @@ class TrainableEagle3(TrainableDraft):
         return linear(view, f"{NAME}.fc", features)
 
     def _read(self, layer: TrainableLayer, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input of the first layer's attention, and the residual."""
+        """Return the input [.., 2 * width] of the first layer's attention, and the residual."""
         normed = layer.norm(hidden, "hidden_norm")
         read = torch.cat([layer.norm(embedded, "input_layernorm"), normed], -1)
         return read, normed if self.head.norm_before_residual else hidden

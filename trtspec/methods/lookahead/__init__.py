@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lookahead decoding: the target generates n-grams ahead of its text and verifies those that start with its last token.
 
-Fu et al. 2024, arXiv:2402.02057. Options, bounds and sizes match TensorRT-LLM's lookahead_decoding, where they are
-called max_window_size, max_ngram_size and max_verification_set_size, or W, N and G.
+Fu et al. 2024, arXiv:2402.02057. Options, bounds and sizes match TensorRT-LLM's lookahead_decoding, which calls them
+max_window_size, max_ngram_size and max_verification_set_size (W, N and G).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trtspec.recipe.schema import refuse
 
 
 class LookaheadOptions(Options):
-    """Window, verification set and n-gram size; (1, 0, 1) turns lookahead off."""
+    """Sizes of the window, the verification set and the n-grams; (1, 0, 1) disables lookahead."""
 
     window: int = Field(default=4, ge=1, le=128, description="Positions ahead at which n-grams are generated each step")
     verification: int = Field(default=4, ge=0, le=128, description="N-grams verified each step")
@@ -31,7 +31,10 @@ class LookaheadOptions(Options):
 
 
 def _draft_shape(options: LookaheadOptions, draft_len: int) -> DraftShape:
-    """Return TensorRT-LLM's reservation: ngram - 1 levels of the window without the text's token, and the guesses."""
+    """Return the draft shape for which TensorRT-LLM reserves memory.
+
+    It has ngram - 1 levels. `max_tokens` counts the window without the text's last token, and the n-grams to verify.
+    """
     window, ngram, guesses = options.window, options.ngram, options.verification
     return DraftShape(ngram - 1, max(0, ngram - 2) + (window - 1 + guesses) * (ngram - 1))
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookahead decoding: each step verifies a tree of the window, which generates n-grams, and of earlier n-grams.
+"""Lookahead decoding: each step verifies one tree of the window, which generates n-grams, and of earlier n-grams.
 
-The window has `window` columns. The tops of the columns form a chain of tokens that starts with the text's last token;
-each column is a chain below its top. A token of a column attends to the text, the tops up to its own and its column,
-which is a path of a tree. Each step appends to every column the target's most probable token after it, even if the text
-is sampled. A column of `ngram` tokens is an n-gram: it is added to the pool and loses its top, so that the window
-advances by one position per step, regardless of the number of accepted tokens. The first ngram - 2 steps only fill the
-columns.
+The window has `window` columns. The tops of the columns form a chain of tokens that starts with the text's last token,
+and each column is a chain below its top. A token of a column attends to the text, to the tops up to the one of its
+column, and to its column, which is a path in a tree. Each step appends to every column the target's most probable next
+token, even if the text is sampled. A column of `ngram` tokens is an n-gram: it is added to the pool and loses its top.
+The window therefore advances by one position per step, regardless of the number of accepted tokens. The first ngram - 2
+steps only fill the columns.
 
 Branches with a common prefix share its nodes. Verification considers all branches, including the window's.
 """
@@ -25,14 +25,14 @@ from trtspec.methods.lookahead import LookaheadOptions
 
 
 class NgramPool:
-    """The newest `most` n-grams for each first token."""
+    """The `most` newest n-grams for each first token."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dicts keep insertion order
 
     def add(self, ngram: Sequence[int]) -> None:
-        """Store an n-gram as the newest of its first token, and drop the oldest if there are more than `most`."""
+        """Store an n-gram as the newest one of its first token, and evict the oldest beyond `most`."""
         tails, tail = self._tails.setdefault(ngram[0], {}), tuple(ngram[1:])
         tails.pop(tail, None)
         tails[tail] = None
@@ -40,20 +40,20 @@ class NgramPool:
             del tails[next(iter(tails))]
 
     def behind(self, token: int) -> list[tuple[int, ...]]:
-        """Return the n-grams that begin with a token, without that token, oldest first."""
+        """Return the continuations of the n-grams that begin with a token, oldest first."""
         return list(self._tails.get(token, ()))
 
 
 @dataclass
 class Branches:
-    """A tree under construction; branches with a common prefix share its nodes."""
+    """A token tree under construction; branches with a common prefix share its nodes."""
 
     tokens: list[int] = field(default_factory=list)  # of all nodes except the root
     parents: list[int] = field(default_factory=lambda: [-1])
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def grow(self, node: int, tokens: Sequence[int]) -> int:
-        """Add a branch of tokens below `node`, and return its last node."""
+        """Add a branch of tokens below `node`; return its last node."""
         for token in tokens:
             parent = node
             node = self._nodes.setdefault((parent, token), len(self.parents))
@@ -63,15 +63,15 @@ class Branches:
         return node
 
     def padded(self, nodes: int) -> tuple[list[int], list[int]]:
-        """Return tokens and parents, padded with unused nodes to `nodes`."""
+        """Return tokens and parents of a tree with `nodes` nodes, where the nodes added as padding are unused."""
         unused = nodes - len(self.parents)
         return self.tokens + [0] * unused, self.parents + [-1] * unused
 
 
 class Lookahead:
-    """The state of one row: its window, its pool, and the number of its tokens in the pool.
+    """The state of one row: its window, its n-gram pool, and the number of its tokens that are in the pool.
 
-    The columns' tops are initialized with tokens spread over the prompt, and the pool with the prompt's n-grams.
+    The columns start with tokens spread over the prompt, and the pool with the prompt's n-grams.
     """
 
     def __init__(self, options: LookaheadOptions, prompt: Sequence[int]) -> None:
@@ -82,7 +82,7 @@ class Lookahead:
         self._pool_text(prompt)
 
     def draft(self, text: Sequence[int]) -> tuple[Branches, list[int]]:
-        """Return the branches below the text's last token, and the last nodes of the window's columns."""
+        """Return the tree below the text's last token, and the last node of each of the window's columns."""
         self._pool_text(text)
         self._columns[0][0] = text[-1]
         branches, top, ends = Branches(), 0, []
@@ -102,17 +102,17 @@ class Lookahead:
                 del column[0]
 
     def _pool_text(self, text: Sequence[int]) -> None:
-        """Store the n-grams of the new part of the text."""
+        """Add the n-grams that end in the new part of the text to the pool."""
         for end in range(max(self._pooled + 1, self._ngram), len(text) + 1):
             self._pool.add(text[end - self._ngram : end])
         self._pooled = len(text)
 
 
 class LookaheadDrafter(Drafter):
-    """Drafts trees whose shape differs from row to row and step to step."""
+    """Drafts a tree of window and n-grams for each row; its shape differs between rows and steps."""
 
     lowerable = ("window", "ngram", "verification")
-    replays = False  # its window grows by the target's outputs after drafted tokens
+    replays = False  # the window depends on the target's outputs after draft tokens
 
     def __init__(self, setup: DrafterConfig) -> None:
         self._device = setup.room.device
@@ -125,7 +125,7 @@ class LookaheadDrafter(Drafter):
             self._rows[row] = Lookahead(self._options, prompt)
 
     def lower(self, row: int, prompt: Sequence[int], options: LookaheadOptions) -> None:
-        """Reset the row's window and pool with smaller sizes; the depth of verification stays the engine's."""
+        """Reset a row's window and pool for smaller `options`; the depth of verification does not change."""
         self._rows[row] = Lookahead(options, prompt)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
@@ -137,7 +137,7 @@ class LookaheadDrafter(Drafter):
         return DraftTokens(torch.tensor(tokens, dtype=torch.int64, device=self._device), tree=Tree(np.array(parents)))
 
     def observe(self, outcome: VerifyOutcome) -> None:
-        """Append the target's most probable token to each column."""
+        """Append the target's most probable next token to each column."""
         if not self._ends:
             return
         most = max(map(len, self._ends))

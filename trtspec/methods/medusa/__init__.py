@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa: heads on the target's last hidden state draft a tree; head k ranks the tokens k + 2 positions ahead.
+"""Medusa: heads on the target's last hidden state draft a tree; head k predicts the token k + 2 positions ahead.
 
-Cai et al. 2024, arXiv:2401.10774. A head consists of blocks x + silu(linear(x)) and a vocabulary matrix. The tree of
-ranks is static and is chosen once per model.
+Cai et al. 2024, arXiv:2401.10774. A head consists of residual blocks x + silu(linear(x)) and a vocabulary matrix. The
+tree of ranks is static.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from trtspec.methods.tree_choices import MEDUSA_CHOICES, Choice, check_ranks, fi
 
 LM_HEAD = "lm_head.weight"
 _FIELDS = {"head": r"(?P<head>\d{1,2})", "layer": r"(?P<layer>\d{1,2})", "kind": "(?P<kind>weight|bias)"}
-SHARED = "shared-lm-head"  # the code for heads without a vocabulary matrix
+SHARED = "shared-lm-head"  # diagnostic code for heads without a vocabulary matrix
 OF_THE_BASE = Skip(r"(model|lm_head)\..*", "part of the target")
 
 
 @dataclass(frozen=True)
 class MedusaNames:
-    """A naming scheme: patterns of a block's tensors, and of a head's vocabulary matrix, which is its last `layer`.
+    """A naming scheme of Medusa heads: name patterns of a block's tensors, and of a head's vocabulary matrix.
 
-    With a `prefix` the heads are stored in a whole model.
+    `matrix` may number the vocabulary matrix as the layer after the blocks. With a `prefix`, the heads are stored in
+    the target's files.
     """
 
     block: str
@@ -41,11 +42,11 @@ class MedusaNames:
     prefix: str = ""
 
     def blocks(self, source: Source) -> list[dict[str, str]]:
-        """Return head, layer and kind of each block tensor."""
+        """Return the fields head, layer and kind (weight or bias) of each block tensor's name in a source."""
         return self._found(self.block, source)
 
     def matrices(self, source: Source) -> list[dict[str, str]]:
-        """Return the head of each vocabulary matrix."""
+        """Return the fields of each vocabulary matrix's name in a source, among them the head."""
         return self._found(self.matrix, source)
 
     def _found(self, form: str, source: Source) -> list[dict[str, str]]:
@@ -53,7 +54,7 @@ class MedusaNames:
         return [found.groupdict() for found in map(pattern.fullmatch, source.tensors) if found]
 
 
-# FasterDecoding/Medusa:medusa/model/medusa_model.py@e2a5d20; 1.0 saves a whole model, like ModelOpt.
+# FasterDecoding/Medusa:medusa/model/medusa_model.py@e2a5d20; 1.0 saves heads and target together, like ModelOpt.
 SEQUENTIAL = MedusaNames("{head}.{layer}.linear.{kind}", "{head}.{layer}.weight")
 IN_A_MODEL = replace(SEQUENTIAL, prefix="medusa_heads.")
 # vllm-project/vllm:vllm/model_executor/models/medusa.py@v0.32.0
@@ -65,8 +66,8 @@ KNOWN = (SEQUENTIAL, replace(SEQUENTIAL, prefix="medusa_head."), IN_A_MODEL, LIS
 class Heads:
     """Medusa heads of `num_layers` blocks each; `vocab_size` is 0 if unknown.
 
-    `shared` is the name of a vocabulary matrix common to all heads, "" if that is the target's and not among their
-    tensors, or None if each head has a matrix. Blocks without a bias are converted with zero biases.
+    `shared` is the tensor name of a vocabulary matrix that all heads share, "" if the heads use the target's matrix, or
+    None if each head has its own. Blocks without a bias are converted with zero biases.
     """
 
     num_heads: int
@@ -78,22 +79,22 @@ class Heads:
     shared: str | None = None
 
     def weight(self, head: int, layer: int) -> Rule:
-        """Return the rule of a block's matrix [hidden, hidden]."""
+        """Return the conversion rule of a block's matrix [hidden, hidden]."""
         return self._block(head, layer, "weight", self.hidden_size, self.hidden_size)
 
     def bias(self, head: int, layer: int) -> Rule:
-        """Return the rule of a block's bias [hidden]."""
+        """Return the conversion rule of a block's bias [hidden]."""
         return self._block(head, layer, "bias", self.hidden_size)
 
     def lm_head(self, head: int) -> Rule:
-        """Return the rule of a head's vocabulary matrix [vocab, hidden]."""
+        """Return the conversion rule of a head's vocabulary matrix [vocab, hidden]."""
         name = self.shared or self.names.prefix + self.names.matrix.format(head=head, layer=self.num_layers)
         source = SourceTensor(name, (self.vocab_size, self.hidden_size))
         target = f"medusa_heads.{head}.lm_head.weight"
         return Rule(target, (source,), Stage.LAST, Split.VOCABULARY, copy=self.shared is not None)
 
     def rules(self) -> Iterator[Rule]:
-        """Yield the rules of all heads, without vocabulary matrices if the heads use the target's."""
+        """Yield the conversion rules of all heads; without vocabulary matrices if the heads use the target's."""
         for head in range(self.num_heads):
             for layer in range(self.num_layers):
                 yield from (self.weight(head, layer), self.bias(head, layer))
@@ -107,7 +108,7 @@ class Heads:
 
 
 def find_heads(source: Source) -> Heads:
-    """Count the heads and their blocks by tensor names, because published configs have wrong numbers.
+    """Return the Medusa heads in a source, counted by tensor names, because published configs have wrong numbers.
 
     Raise CheckpointError if heads are missing, or if their number of layers contradicts config.json.
     """
@@ -129,7 +130,7 @@ def find_heads(source: Source) -> Heads:
 
 
 def _schemes(source: Source) -> list[MedusaNames]:
-    """Return the naming schemes of which a source has tensors."""
+    """Return the naming schemes for which a source has tensors."""
     return [names for names in KNOWN if names.blocks(source) or names.matrices(source)]
 
 
@@ -141,7 +142,10 @@ def _configured_layers(reader: ConfigReader, names: MedusaNames, found: int) -> 
 
 
 def _shared(source: Source, names: MedusaNames, have_matrices: bool) -> str | None:
-    """Return `Heads.shared`; the first vLLM releases with a shared matrix store it as the first head's matrix."""
+    """Return the value of `Heads.shared`.
+
+    The first vLLM releases with a shared matrix store it under the name of the first head's matrix.
+    """
     if names is LISTED and source.reader.get("original_lm_head", bool, False):
         first = names.matrix.format(head=0)
         return first if first in source.tensors and LM_HEAD not in source.tensors else LM_HEAD
@@ -149,7 +153,7 @@ def _shared(source: Source, names: MedusaNames, have_matrices: bool) -> str | No
 
 
 def _check_listed(source: Source, heads: Heads) -> None:
-    """Raise CheckpointError for biases that vLLM would ignore or not initialize, and for a reduced vocabulary."""
+    """Raise CheckpointError for vLLM heads with a reduced vocabulary or biases that contradict config.json."""
     has_bias = source.reader.get("medusa_fc_bias", bool, False)
     if heads.num_layers and has_bias != heads.has_bias:
         what = "ignores the biases" if heads.has_bias else "does not initialize the biases"
@@ -164,7 +168,7 @@ def _check_listed(source: Source, heads: Heads) -> None:
 
 
 def _sized(source: Source, heads: Heads) -> Heads:
-    """Return the heads with the sizes in config.json, or the sizes of the first tensors."""
+    """Return the heads with the sizes from config.json, or from the first tensors if it lacks them."""
     matrix = _matrix(source, heads)
     block = source.tensors.get(heads.weight(0, 0).sources[0].name)
     hidden = block.shape[0] if block and block.shape else matrix.shape[1] if matrix else 0
@@ -176,7 +180,7 @@ def _sized(source: Source, heads: Heads) -> Heads:
 
 
 def _matrix(source: Source, heads: Heads) -> TensorInfo | None:
-    """Return the first head's matrix, or None if the heads use the target's."""
+    """Return the first head's vocabulary matrix, or None if the heads use the target's."""
     if heads.shared == "":
         return None
     name = heads.lm_head(0).sources[0].name
@@ -189,7 +193,7 @@ def _matrix(source: Source, heads: Heads) -> TensorInfo | None:
 
 
 class MedusaOptions(LossyOptions):
-    """The options of the drafted tree."""
+    """Options of the static draft tree."""
 
     choices: str | list[list[int]] = Field(
         default="mc_sim_7b_63",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa: heads draft a whole tree in one pass, from the hidden state of the last token processed by the target.
+"""Medusa: heads draft a whole tree in one pass, from the hidden state of the last token that the target processed.
 
-All heads are computed with one matrix product per block, and one gather places their ranked tokens in the tree.
+All heads are computed with one matrix product per block, and one gather places their top tokens in the tree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtspec.methods.tree_choices import most_ranks
 
 
 class HeadStack:
-    """The first `count` heads of a target's checkpoint; their matrices are stacked over the heads."""
+    """The first `count` Medusa heads of a target's checkpoint, with weights stacked over the heads."""
 
     def __init__(self, target: Decoder, count: int) -> None:
         document, config = target.checkpoint.document, target.config
@@ -54,7 +54,7 @@ class HeadStack:
 
 
 class MedusaDrafter(HiddenStateDrafter):
-    """Drafts the tree of choices; its tokens are deterministic."""
+    """Drafts the static tree in the options, filled with the most probable tokens of each head."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup)
@@ -75,7 +75,7 @@ class MedusaDrafter(HiddenStateDrafter):
 
 
 def _stack(target: Decoder, rules: list[Rule]) -> Tensor:
-    """Return matrices as [heads, in, out], biases as [heads, 1, out]; they are read one at a time."""
+    """Return matrices as [heads, in, out] or biases as [heads, 1, out], reading one tensor at a time."""
     out_size, *in_size = rules[0].sources[0].shape
     stack = torch.empty((len(rules), *(in_size or [1]), out_size), device=target.device, dtype=target.dtype)
     for slot, rule in zip(stack, rules, strict=True):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial weights and training of Medusa heads (arXiv:2401.10774), each for the token at its distance.
+"""Initial weights and training of Medusa heads (arXiv:2401.10774); head k predicts the token k + 2 positions ahead.
 
-The initial heads, one for each drafted token, start with the output of the target's LM head. The target is frozen.
+There is one initial head per draft token, with the same logits as the target's LM head. The target is frozen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAYERS = 1
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
-    """Return heads of one block each, initialized to the identity."""
+    """Return heads of one residual block each, initialized to the identity."""
     config, count = origin.config, origin.draft_len
     heads = Heads(count, LAYERS, config.hidden_size, config.vocab_size)
     given = {heads.lm_head(head).sources[0].name: origin.lm_head for head in range(count)}
@@ -46,7 +46,7 @@ def make(origin: DraftInitializer) -> InitialDraft:
 
 
 class TrainableMedusa(TrainableDraft):
-    """All heads of a source."""
+    """All Medusa heads of a source."""
 
     aux_layers = (FINAL,)
 
@@ -56,7 +56,7 @@ class TrainableMedusa(TrainableDraft):
         self.tensors = source.tensors(source.origin, self.heads.rules())
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
-        """Return the output of each head's blocks for the hidden states from which the text's tokens were predicted."""
+        """Return the output of each head's blocks for the hidden states that predict the answers' tokens."""
         selected = features.flatten(0, 1)[batch.flat(1)]
         return [self._blocks(view, selected, head) for head in range(self.passes)]
 

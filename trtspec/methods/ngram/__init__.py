@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompt lookup: drafts the tokens that followed an earlier occurrence of the text's last tokens.
 
-Prompt lookup decoding (Saxena 2023), the NGram method of TensorRT-LLM, with the longest match (Hu et al. 2024,
+Prompt lookup decoding (Saxena 2023) is the NGram method of TensorRT-LLM. The longest match is used (Hu et al. 2024,
 arXiv:2411.10666).
 """
 
@@ -14,7 +14,7 @@ from trtspec.recipe.schema import refuse
 
 
 class NgramOptions(Options):
-    """The minimum and maximum length of a match."""
+    """Minimum and maximum length of a match, in tokens."""
 
     min_match: int = Field(
         default=2, ge=1, le=64, description="Minimum tokens of a match; shorter matches draft nothing"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt lookup: searches the text for its last tokens, without a model and without work on the device."""
+"""Prompt lookup: searches each text for its last tokens on the host, without a draft model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.engine.generation.suffixes import SuffixIndex
 
 
 class NgramDrafter(Drafter):
-    """Drafts the continuation of the longest repetition; a row without a repetition gets no draft."""
+    """Drafts the continuation of the longest match of the text's last tokens; rows without a match get no draft."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         self._device = setup.room.device
@@ -21,12 +21,12 @@ class NgramDrafter(Drafter):
         self._indexes: dict[int, SuffixIndex] = {}
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Create an index for each prompt; the prompt is added with the first draft, so unused indexes are free."""
+        """Create an empty index for each row; prompts are indexed at the first draft, if there is one."""
         for row in range(first_row, first_row + len(prompts)):
             self._indexes[row] = SuffixIndex(self._max_match)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Return a chain of `depth` tokens for each row that has a match; empty chains if no row has one."""
+        """Return a chain of `depth` tokens for each row with a match, and an empty one for other rows."""
         chains = [self._continuation(row, text, depth) for row, text in enumerate(texts)]
         lens = [len(chain) for chain in chains]
         width = max(lens)

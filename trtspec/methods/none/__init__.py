@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No speculation: the target alone, one token per step. This is the baseline of all measurements."""
+"""No speculation: the target alone generates one token per step. All measurements use this method as their baseline."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter of the baseline, which does not draft."""
+"""The drafter of the method `none`, which drafts nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, 
 
 
 class NoDrafter(Drafter):
-    """Returns empty drafts: every step is one token of the target."""
+    """Returns empty drafts, so that each step generates one token with the target."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         self._device = setup.room.device

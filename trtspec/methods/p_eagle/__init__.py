@@ -2,10 +2,10 @@
 """P-EAGLE: an EAGLE-3 net of several layers drafts a whole chain in one pass, at mask tokens after the text.
 
 Hui et al. 2026, arXiv:2602.01469. The net has EAGLE-3's first layer, further plain layers, and a learned hidden state
-for unknown tokens. The formats of speculators and p-eagle-train are supported
+for mask tokens. The formats of speculators and p-eagle-train are supported
 (vllm-project/vllm:vllm/model_executor/models/llama_eagle3.py@v0.32.0).
 
-In its target's checkpoint the net is stored like an EAGLE-3 head, with its additional tensors under `p_eagle`.
+In a target's checkpoint the net is stored like an EAGLE-3 head, with its additional tensors under `p_eagle`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NAME, MOST_LAYERS = "p_eagle", 64
 
 
 def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
-    """Describe the net in `source`; raise CheckpointError if it is not a P-EAGLE net."""
+    """Return the P-EAGLE net in `source` as a draft head; raise CheckpointError if it is not a P-EAGLE net."""
     names = find_names(source)
     if not drafts_in_parallel(source):
         raise source.reader.refuse("describes a net that drafts token by token", "use method: eagle3")
@@ -80,22 +80,23 @@ def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
 
 
 def _check_kind(source: Source) -> Iterator[Diagnostic]:
-    """Report a net that engines would run as EAGLE-3 because of its speculators_model_type."""
+    """Yield an error for a net that engines would run as EAGLE-3 because of its speculators_model_type."""
     if source.config.get("speculators_model_type") == "eagle3":
         message = "speculators_model_type is 'eagle3', but mask_hidden makes it a P-EAGLE net"
         yield Diagnostic("model", "kind", message, "set speculators_model_type: peagle in its config.json")
 
 
 def _state_shape(source: Source, name: str, width: int) -> tuple[int, ...]:
-    """Return the shape of the hidden state for mask tokens, which has one or two leading dimensions of 1."""
+    """Return the stored shape of the hidden state for mask tokens: `width` after one or two dimensions of size 1."""
     stored = source.tensors.get(name)
     return stored.shape if stored and prod(stored.shape) == width else (1, 1, width)
 
 
 def further_rules(head: Eagle3HeadConfig, state: tuple[int, ...], names: Eagle3Names) -> Iterator[Rule]:
-    """Yield the rules of the layers after the first, and of the hidden state for mask tokens (of shape `state`).
+    """Yield the conversion rules of the layers after the first, and of the hidden state for mask tokens, which has
+    shape `state`.
 
-    `names` matter only when reading a source.
+    `names` are needed only to read a source.
     """
     yield Rule(f"{NAME}.mask_hidden", (SourceTensor(f"{names.prefix}mask_hidden", state),), Stage.LAST)
     for number in range(1, head.layer.num_layers):

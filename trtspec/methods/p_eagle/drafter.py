@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """P-EAGLE: drafts a chain in one pass with an EAGLE-3 net of several layers and mask tokens after the text.
 
-At masks a learned hidden state replaces the target's (arXiv:2602.01469).
+At mask tokens, a learned hidden state replaces the target's (arXiv:2602.01469).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trtspec.methods.p_eagle import NAME, further_rules
 
 
 class ParallelHead(Eagle3Head):
-    """The P-EAGLE net in a target's checkpoint; a mask is `mask_token` with `mask_feature` [1, hidden]."""
+    """The P-EAGLE net in a target's checkpoint; mask positions read `mask_token` and `mask_feature` [1, hidden]."""
 
     what, method = "a P-EAGLE net", NAME
 
@@ -47,7 +47,7 @@ class ParallelHead(Eagle3Head):
 
 
 class ParallelFeatureDrafter(FeaturePairDrafter):
-    """Drafts a chain in the same pass that processes the waiting features."""
+    """Drafts a chain in the same pass that processes the queued hidden states."""
 
     _head: ParallelHead
 
@@ -57,7 +57,7 @@ class ParallelFeatureDrafter(FeaturePairDrafter):
         self._floors = ConfidenceFloor(chain=setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Draft `depth` tokens: one after the last pair, and one after each mask."""
+        """Draft `depth` tokens per row: one after its last pair of token and feature, and one after each mask."""
         head, waiting = self._head, self._take(len(texts))
         counts = [len(states) for states in waiting]
         width = max(counts) + depth - 1

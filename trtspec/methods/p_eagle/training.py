@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial weights and training of a P-EAGLE net (arXiv:2602.01469), on the mask tokens after every answer position.
+"""Initial weights and training of a P-EAGLE net (arXiv:2602.01469), with mask tokens after every answer position.
 
-The initial net is in SpecForge's dialect: an EAGLE-3 head of several layers with a hidden state for mask tokens.
+The initial net is in SpecForge's format: an EAGLE-3 head of several layers with a hidden state for mask tokens.
 
-The first token is drafted by the pair before the position, like EAGLE-3's, and each further token by a mask. A mask is
-the mask token with a learned hidden state; it attends to the text's pairs and to earlier masks.
+As in EAGLE-3, the pair of hidden state and token before the position drafts the first token. Each further token is
+drafted by a mask, which is the mask token with a learned hidden state. A mask attends to the pairs of the text and to
+earlier masks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def make(origin: DraftInitializer) -> InitialDraft:
 
 
 class TrainablePEagle(TrainableEagle3):
-    """A net of several layers."""
+    """A P-EAGLE net of several layers."""
 
     def __init__(self, source: DraftSource) -> None:
         super().__init__(source)
@@ -51,7 +52,7 @@ class TrainablePEagle(TrainableEagle3):
         self._num_layers = decoder_reader(origin.reader).positive("num_hidden_layers", 1)
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
-        """Return the hidden states at the pair before each position, and at the masks after it."""
+        """Return the hidden states of each draft step: at the pair before each position, then at each mask after it."""
         embedded = self._embed(view, torch.roll(batch.tokens, -1, 1))
         known, blocks = self._fuse(view, features), BlockAttention(batch, max(1, self.passes - 1), is_causal=True)
         masks = self._fuse(view, view[f"{NAME}.mask_hidden"].view(1, 1, -1)).expand(*blocks.at.shape, -1)

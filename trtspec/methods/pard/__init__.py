@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PARD: a draft model trained to draft all tokens of a chain in one pass, at mask tokens after the text.
 
-An et al. 2025, arXiv:2504.18583. Its config.json has the id of the mask token.
+An et al. 2025, arXiv:2504.18583. The draft's config.json contains the id of the mask token.
 """
 
 from __future__ import annotations

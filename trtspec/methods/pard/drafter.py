@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PARD: drafts a chain in one pass with a model trained for it, at mask tokens after the text.
 
-Its cache holds the text up to the last pass; the next pass processes the new tokens and overwrites the masks.
+The model's KV cache contains the text up to the last pass. The next pass adds the tokens that are new since then and
+overwrites the entries of mask tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from trtspec.methods.draft_target.drafter import ModelDrafter
 
 
 class ParallelModelDrafter(ModelDrafter):
-    """Drafts with a converted checkpoint that has the target's vocabulary and a mask token."""
+    """Drafts with a model that has the target's vocabulary and a mask token."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup, "pard")
@@ -23,7 +24,7 @@ class ParallelModelDrafter(ModelDrafter):
         self._floors = ConfidenceFloor(chain=setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Draft `depth` tokens: one after the text, and one after each mask."""
+        """Draft `depth` tokens per row: one after the text, and one after each mask."""
         model, starts = self._model, self._at[: len(texts)]
         news = [[*text[start:]] for text, start in zip(texts, starts, strict=True)]
         width = max(map(len, news)) + depth - 1

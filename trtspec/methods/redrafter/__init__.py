@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recurrent Drafter: a recurrent draft head on the target's last hidden state drafts by beam search.
 
-Zhang et al. 2024, arXiv:2403.09919. The head reads the hidden state of the last token that the target has processed,
-and the target's embeddings of the drafted tokens. Beams with a common prefix share its nodes and are verified as one
-tree.
+Zhang et al. 2024, arXiv:2403.09919. The head reads the hidden state of the last token that the target processed, and
+the target's embeddings of the draft tokens. Beams with a common prefix share its nodes, and all beams are verified as
+one tree.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from trtspec.checkpoints.source import Source
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options, suggest_for
 from trtspec.methods.draft_head import NOT_THIS_KIND, check_sizes
 
-# Tokens ranked after each beam, as in the reference implementation; also the maximum number of beams.
+# Tokens considered after each beam, as in the reference implementation; also the maximum number of beams.
 CANDIDATES = 50
 MOST_LAYERS = 64
-# Names of the tensors in the versions of apple/ml-recurrent-drafter, which has renamed them twice.
+# Tensor names in different versions of apple/ml-recurrent-drafter.
 STACKS, PROJECTIONS = ("lm_head", "lm_heads", "0"), ("input_proj", "input_projs")
 
 
 class RedrafterOptions(Options):
-    """The width of the beam search; `greedy` is a build option of TensorRT engines."""
+    """Options of the beam search; `greedy` is a build option of TensorRT engines."""
 
     beams: int = Field(default=5, ge=1, le=CANDIDATES, description="Number of beams")
     greedy: bool = Field(
@@ -37,10 +37,11 @@ class RedrafterOptions(Options):
 
 @dataclass(frozen=True)
 class RedrafterHeadConfig:
-    """The head's sizes; `stack` and `projection` are a source's names for its output layers and its input projection.
+    """The configuration of a recurrent draft head.
 
-    The projection exists only if twice `hidden_size`, the input width, differs from `exit_dim`, the width of the
-    layers. Without `is_rnn` the state is the sum of embeddings.
+    `exit_dim` is the width of the output layers. The input has width 2 * `hidden_size`; an input projection exists only
+    if the two differ. Without `is_rnn`, the recurrent state is the sum of the embeddings. `stack` and `projection` are
+    a source's tensor name prefixes for the output layers and the input projection.
     """
 
     hidden_size: int
@@ -78,7 +79,7 @@ def _rule(target: str, source: str, split: Split, *shape: int) -> Rule:
 
 
 def stored_head(document: ConfigReader) -> RedrafterHeadConfig:
-    """Return the head described by a converted checkpoint's config.json."""
+    """Return the head's configuration from the config.json of a converted checkpoint."""
     return RedrafterHeadConfig(
         hidden_size=document.positive("redrafter_hidden_size"),
         vocab_size=document.positive("vocab_size"),
@@ -109,7 +110,7 @@ def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> Dr
 
 
 def find_head(source: Source) -> RedrafterHeadConfig:
-    """Return the head's sizes from config.json with its tensor names; raise CheckpointError if tensors are missing."""
+    """Return the head's configuration from a source's config.json; raise CheckpointError if tensors are missing."""
     reader, tensors = source.reader, source.tensors
     layers = _num_layers(reader, "num_draft_layers")
     stack = next((name for name in STACKS if f"{name}.{layers}.weight" in tensors), None)

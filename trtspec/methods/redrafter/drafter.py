@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recurrent Drafter: drafts by beam search from the hidden state of the last token that the target has processed.
+"""Recurrent Drafter: drafts by beam search from the hidden state of the last token that the target processed.
 
 The formula is from apple/ml-recurrent-drafter: silu is applied to each new state, and rnn_u's bias is added from the
 first step on. TensorRT-LLM omits both.
@@ -24,7 +24,7 @@ from trtspec.methods.redrafter import CANDIDATES, stored_head
 
 
 class RecurrentNet:
-    """The forward pass of the head for contexts [rows, hidden] and states [rows, beams, hidden]."""
+    """The forward pass of the draft head for contexts [rows, hidden] and recurrent states [rows, beams, hidden]."""
 
     def __init__(self, target: Decoder) -> None:
         head = stored_head(target.checkpoint.document)
@@ -36,7 +36,7 @@ class RecurrentNet:
         self._embedding = target.embedding
 
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Return the states after tokens [rows, beams]."""
+        """Return the recurrent states after reading tokens [rows, beams]."""
         embedded = F.embedding(tokens, self._embedding)
         if self._recurrent is None:
             return embedded + states
@@ -44,7 +44,7 @@ class RecurrentNet:
         return F.silu(u(states.flatten(0, 1)) + w(embedded.flatten(0, 1))).view(states.shape)
 
     def logits(self, contexts: Tensor, states: Tensor) -> Tensor:
-        """Return the logits [rows, beams, vocab] of the next token."""
+        """Return the next token's logits [rows, beams, vocab]."""
         rows, beams, _ = states.shape
         hidden = torch.cat([contexts.unsqueeze(1).expand(-1, beams, -1), states], -1).flatten(0, 1)
         if self._project is not None:
@@ -56,14 +56,14 @@ class RecurrentNet:
 
 @dataclass(frozen=True)
 class BeamLevel:
-    """One token of each beam of a row, and the index of the beam in the level above that it extends."""
+    """The tokens of a row's beams at one level, and the index of the previous level's beam that each one extends."""
 
     tokens: list[int]
     above: list[int]
 
 
 class RecurrentDrafter(HiddenStateDrafter):
-    """Drafts the best beams of each row as a tree."""
+    """Drafts the best beams of each row, merged into a tree."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         super().__init__(setup)
@@ -72,10 +72,10 @@ class RecurrentDrafter(HiddenStateDrafter):
         self._depth = setup.draft_shape.max_depth
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Draft the beams, truncated to `depth`.
+        """Draft each row's beams as a tree, truncated to `depth`.
 
-        The search always runs to its full depth: its final beams determine a row's draft, which must not depend on
-        `depth`, because that depends on the other rows.
+        The search always runs to its full depth. Its final beams determine a row's draft, which must not depend on
+        `depth`, because `depth` depends on the other rows.
         """
         last = torch.tensor([text[-1:] for text in texts], device=self._hidden.device)
         trees = [merge(levels, depth) for levels in self._search(self._hidden[: len(texts)], last)]
@@ -84,7 +84,7 @@ class RecurrentDrafter(HiddenStateDrafter):
         return DraftTokens(tokens, tree=Tree(np.array([[*row, *[-1] * (width - len(row))] for _, row in trees])))
 
     def _search(self, contexts: Tensor, tokens: Tensor) -> list[list[BeamLevel]]:
-        """Return the levels of each row's beams after tokens [rows, 1], with one transfer to the host."""
+        """Return the levels of each row's beams after tokens [rows, 1], with a single copy from device to host."""
         states = torch.zeros_like(contexts).unsqueeze(1)
         scores = torch.zeros_like(tokens, dtype=torch.float32)
         rows = self._rows[: len(tokens)].unsqueeze(1)
@@ -103,7 +103,7 @@ class RecurrentDrafter(HiddenStateDrafter):
 
 
 def _levels(row: list[list[int]], widths: Sequence[int]) -> list[BeamLevel]:
-    """Split a row's tokens and indices into levels of `widths` beams."""
+    """Split a row's flat lists of tokens and parent indices into levels of `widths` beams."""
     tokens, above = map(iter, row)
     return [BeamLevel([next(tokens) for _ in range(width)], [next(above) for _ in range(width)]) for width in widths]
 
@@ -111,8 +111,8 @@ def _levels(row: list[list[int]], widths: Sequence[int]) -> list[BeamLevel]:
 def merge(levels: Sequence[BeamLevel], depth: int) -> tuple[list[int], list[int]]:
     """Merge a row's beams into a tree of common prefixes, truncated to `depth`.
 
-    Return the tokens of all nodes except the root, and the parents of all nodes. The tree has only nodes on a path to a
-    beam of the last level. Beams are distinct, so each index of a level is one node.
+    Return the tokens of all nodes except the root, and the parents of all nodes. Nodes that lead to no beam of the last
+    level are dropped. Beams are distinct, so each index of a level is one node.
     """
     alive = [set(range(len(levels[-1].tokens)))]
     for level in reversed(levels[1:]):

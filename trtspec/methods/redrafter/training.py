@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial weights and training of a recurrent drafter (arXiv:2403.09919) over the steps of a draft.
 
-The initial drafter is in apple/ml-recurrent-drafter's format and starts with the output of the target's LM head. Its
-width is the target's, not twice as in the reference, because each drafted token loads its LM head.
+The initial drafter is in apple/ml-recurrent-drafter's format and has the same logits as the target's LM head. Its
+layers have the target's width, not twice that width as in the reference, because drafting a token reads the whole LM
+head of the drafter.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NAME = "drafter"
 
 
 def make(origin: DraftInitializer) -> InitialDraft:
-    """Return a drafter whose blocks are the identity and whose projection selects the target's hidden state."""
+    """Return a new drafter whose blocks are the identity and whose projection selects the target's hidden state."""
     config, layers = origin.config, origin.sizes.layers or LAYERS
     hidden, vocab = config.hidden_size, config.vocab_size
     head = RedrafterHeadConfig(hidden, vocab, hidden, layers, is_rnn=True)
@@ -50,7 +51,7 @@ def make(origin: DraftInitializer) -> InitialDraft:
 
 
 class TrainableRecurrentDrafter(TrainableDraft):
-    """A head with any of the naming schemes that `methods/redrafter` reads."""
+    """A recurrent drafter with any of the tensor names that `methods/redrafter` reads."""
 
     aux_layers = (FINAL,)
 
@@ -61,7 +62,7 @@ class TrainableRecurrentDrafter(TrainableDraft):
         self._borrowed = SharedWeights(source.target)
 
     def hidden(self, view: View, batch: TrainingBatch, features: Tensor) -> list[Tensor]:
-        """Return for each step the target's hidden state concatenated with the state after the drafted tokens."""
+        """Return, per step, the target's hidden state concatenated with the recurrent state after the draft tokens."""
         context = features.flatten(0, 1)[batch.flat(1)]
         state, outputs = torch.zeros_like(context), []
         for step in range(self.passes):

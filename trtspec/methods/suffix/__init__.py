@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suffix decoding: drafts the most frequent continuation of the text's last tokens, in it and in earlier answers.
+"""Suffix decoding: drafts the most frequent continuation of the text's last tokens in the text and in earlier answers.
 
-Oliaro et al. 2024, arXiv:2411.04975. Options and defaults match vLLM, which calls arctic-inference
+Oliaro et al. 2024, arXiv:2411.04975. Options and defaults match vLLM, which uses arctic-inference
 (vllm-project/vllm:vllm/config/speculative.py@v0.32.0, suffix_decoding_*).
 """
 
@@ -13,7 +13,7 @@ from trtspec.methods.base import Method, Options
 
 
 class SuffixOptions(Options):
-    """The sizes of the suffix trees, and the limits of a draft."""
+    """Sizes of the suffix trees, and limits of a draft."""
 
     max_tree_depth: int = Field(default=24, ge=1, le=64, description="Maximum tokens of a match plus its draft")
     max_cached_requests: int = Field(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suffix decoding: counts continuations of the last tokens in the text and in earlier answers, without device work.
+"""Suffix decoding: counts continuations of the last tokens in the text and in earlier answers, on the host.
 
-The behaviour matches arctic-inference 0.3.0 (arctic_inference/suffix_decoding/cache.py) with vLLM's proposer.
+The behavior matches arctic-inference 0.3.0 (arctic_inference/suffix_decoding/cache.py) with vLLM's proposer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trtspec.engine.generation.suffixes import SuffixHistory, SuffixTree
 
 @dataclass
 class _Row:
-    """A request: the tree of its text, and its answer in the tree of all answers."""
+    """The state of a request: the suffix tree of its text, and the histories of its text and its answer."""
 
     tree: SuffixTree
     text: SuffixHistory
@@ -25,7 +25,7 @@ class _Row:
 
 
 class SuffixDrafter(Drafter):
-    """Drafts the prediction with the higher score of two trees: one of the request's text, and one of all answers."""
+    """Drafts with two suffix trees, of the request's text and of all answers; the better-scored draft is used."""
 
     def __init__(self, setup: DrafterConfig) -> None:
         self._device, self._options, self._most = setup.room.device, setup.options, setup.draft_shape.max_depth
@@ -42,7 +42,7 @@ class SuffixDrafter(Drafter):
             self._cache(request.answer)
 
     def _cache(self, answer: SuffixHistory) -> None:
-        """Add a new answer to the cache, and evict the oldest one beyond the limit."""
+        """Add a new answer to the cache; evict the oldest one if the cache exceeds `max_cached_requests`."""
         if not self._options.max_cached_requests:
             return
         self._cached[answer] = None
@@ -52,7 +52,7 @@ class SuffixDrafter(Drafter):
             self._answers.remove(oldest)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Return a chain of at most `depth` tokens for each row, empty if its last tokens did not occur before."""
+        """Return a chain of at most `depth` tokens for each row; empty if the row's last tokens are new."""
         # truncated afterwards: the limit can affect the prediction, and a row's draft must not depend on its batch
         chains = [self._predict(row, text)[:depth] for row, text in enumerate(texts)]
         lens = [len(chain) for chain in chains]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SWIFT: self-speculation, in which the target drafts with some attention blocks and MLPs skipped.
+"""SWIFT: self-speculation, in which the target drafts with some of its attention blocks and MLPs skipped.
 
-Xia et al. 2024, arXiv:2410.06916. A skipped sublayer is the identity. It needs neither training nor another model.
-`trtspec search-skips` searches for sublayers that can be skipped.
+Xia et al. 2024, arXiv:2410.06916. A skipped sublayer adds nothing to the residual. The method needs neither training
+nor another model. `trtspec search-skips` searches for sublayers to skip.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEARCH = "find a set with trtspec search-skips RECIPE"
 
 
 class SwiftOptions(Options):
-    """The skipped sublayers, and the condition to stop drafting."""
+    """The skipped sublayers, and the probability below which drafting stops."""
 
     skip: Skip = Field(default=Skip(), description="The skipped sublayers, as found by `trtspec search-skips`")
     stop_below: float = Field(

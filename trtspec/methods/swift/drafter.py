@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SWIFT: drafts with the target itself, with sublayers skipped.
 
-Drafting uses the target's KV cache, in slots after the text that verification overwrites. The remaining layers
+Drafting uses the slots after the text in the target's KV cache, and verification overwrites them. The remaining layers
 therefore attend to exact keys and values of the text, and no state is kept between steps.
 """
 
@@ -25,9 +25,9 @@ from trtspec.engine.model.positions import Window
 
 
 class SwiftDrafter(Drafter):
-    """Drafts a chain with the remaining sublayers of the target."""
+    """Drafts a chain with those sublayers of the target that are not skipped."""
 
-    replays = False  # it drafts into the target's cache, which verification must then overwrite
+    replays = False  # drafts are written to the target's cache, and verification must overwrite them
     remembers = False
 
     def __init__(self, setup: DrafterConfig) -> None:
@@ -37,7 +37,7 @@ class SwiftDrafter(Drafter):
         self._floors = ConfidenceFloor(setup.options.stop_below, setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
-        """Draft from the last token of each text on, which is the first token missing in the cache."""
+        """Draft a chain from each text's last token, which is the first token without keys and values in the cache."""
         first, *windows = self._target.windows.singles([len(text) - 1 for text in texts], depth)
         last = torch.tensor([text[-1:] for text in texts], device=self._target.device)
         return draft_chain(self._forward(last, first), self._forward, windows, sampling, self._floors)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about each TensorRT-LLM version: trtllm-build options, speculation modes, LLM API spelling, containers.
+"""Facts about each TensorRT-LLM version: trtllm-build options, speculation modes, LLM API fields, containers.
 
-The facts are data with public sources: one file for each minor version (1.2.yaml) and one for NVIDIA's containers
-(containers.yaml). Facts that were not read in that version itself are marked inferred. This module only reads the data.
+The facts are data with public sources: one file per minor version (such as 1.2.yaml), and containers.yaml for NVIDIA's
+containers. Facts that were taken from another version are marked inferred. This module only reads the data.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ OptionType = Literal["int", "str", "path", "flag", "switch", "strings"]
 
 @dataclass(frozen=True)
 class Container:
-    """A container by its tag (26.07), with its release in NVIDIA's table, and TensorRT, CUDA and driver.
+    """One of NVIDIA's containers, by tag (such as 26.07), with its TensorRT-LLM release according to NVIDIA's table.
 
-    `says` is the version that TensorRT-LLM itself reports there if it is not the release, else ""; `inferred` marks a
-    container that was not read in a file of that tag.
+    `says` is the version that TensorRT-LLM itself reports in the container, "" if it equals `release`. `inferred` marks
+    facts that were not taken from a file of that tag.
     """
 
     tag: str
@@ -44,20 +44,20 @@ class Container:
 
 @cache
 def containers() -> tuple[Container, ...]:
-    """Return the containers, oldest first."""
+    """Return all containers, oldest first."""
     return tuple(Container(**each) for each in load_package_yaml(CONTAINERS)["containers"])
 
 
 def container_images(version: str) -> tuple[str, ...]:
-    """Return the container images, by tag, that ship a release, newest first."""
+    """Return the names of the container images that include a release, newest first."""
     image = load_package_yaml(CONTAINERS)["image"]
     return tuple(image.replace("TAG", each.tag) for each in reversed(containers()) if each.release == version)
 
 
 def is_release(version: object, release: str) -> bool:
-    """Return whether a reported version is a release or a candidate for it: 1.2.0rc8 for 1.2.0.
+    """Return whether a version is a release or one of its candidates: 1.2.0rc8 is a candidate for 1.2.0.
 
-    Containers ship candidates under the release's name.
+    Some containers include a candidate under the release's name.
     """
     if not isinstance(version, str) or not version.startswith(release):
         return False
@@ -67,11 +67,11 @@ def is_release(version: object, release: str) -> bool:
 
 @dataclass(frozen=True)
 class BuildOption:
-    """One option of trtllm-build.
+    """An option of trtllm-build.
 
-    A "flag" stands alone, a "switch" is enable or disable, "strings" has several values. `choices` is empty if any
-    value of the type is valid, and `default` is None without a default. `inferred` marks an option that was
-    not read in this version itself.
+    The type "flag" is without a value, "switch" has enable or disable, and "strings" has several values. `choices` is
+    empty if any value of the type is valid. `default` is None without a default. `inferred` marks an option that was
+    taken from another version.
     """
 
     name: str
@@ -84,9 +84,9 @@ class BuildOption:
 
 @dataclass(frozen=True)
 class TrtllmRelease:
-    """A release and its containers: `triton` are the container tags (26.07) that ship it, oldest first.
+    """A TensorRT-LLM release; `triton` are the tags (such as 26.07) of the containers that include it, oldest first.
 
-    `tensorrt`, `cuda` and `driver` are the versions in the containers, "" if no container ships the release.
+    `tensorrt`, `cuda` and `driver` are the versions in the newest of these containers, "" without one.
     """
 
     version: str
@@ -98,12 +98,14 @@ class TrtllmRelease:
 
 @dataclass(frozen=True)
 class DecodingType:
-    """One `decoding_type` of the LLM API's speculative_config: its name and fields.
+    """A `decoding_type` of the LLM API's speculative_config, with its fields.
 
-    `required` are the fields without which it does not draft as configured; the first holds the draft length. `inside`
-    means that it drafts within the target's class, and `beside` is the field that makes it draft outside if set to
-    false, "" if it cannot. `lengths` are the honoured fields that make the draft length depend on the batch. `models`
-    are the model types with MTP layers, if the type drafts with those.
+    Attributes:
+        required: fields that must be set; the first one is the draft length.
+        inside: true if the drafter is part of the target's model class.
+        beside: the field that moves the drafter outside the target's class if set to false; "" without one.
+        lengths: supported fields that make the draft length depend on the batch.
+        models: model types with MTP layers, if the type drafts with those.
     """
 
     name: str
@@ -118,13 +120,16 @@ class DecodingType:
 
 @dataclass(frozen=True)
 class ApiSpec:
-    """The LLM API's speculative_config: the key of the draft's path, and the decoding types by trtspec's method name.
+    """The LLM API's speculative_config on the PyTorch backend; `methods` are its decoding types by method of trtspec.
 
-    Covers the PyTorch backend only. `plain` are the target classes in which nothing can draft, `hands_states` those
-    of them that pass their hidden states to a separate draft network, and `drafting` the classes known to draft inside
-    (empty if the version's were not read). `counts` is the meaning of a schedule's keys:
-    "from" that many requests on, or "up_to" that many. `threshold` are the fields of an acceptance rate and its window.
-    `since` is the first version with a field, for those that the minor's first candidates lack.
+    Attributes:
+        draft_key: the field for the draft's path.
+        plain: target classes that do not support drafting inside the class.
+        hands_states: the plain classes that pass their hidden states to a separate drafter.
+        drafting: classes known to support drafting inside; empty if unknown for this version.
+        counts: meaning of a schedule's keys: "from" or "up_to" that number of requests.
+        threshold: fields for a minimum acceptance rate and its window.
+        since: the first version with a field that the first candidates of the minor version lack.
     """
 
     draft_key: str
@@ -137,20 +142,20 @@ class ApiSpec:
     since: Mapping[str, str] = field(default_factory=dict)
 
     def fields(self, method: str, version: str) -> tuple[str, ...]:
-        """Return the fields of a method in a version; `since` has the first version of those added later."""
+        """Return the fields of a method that exist in a version."""
         key = version_key(version)
         later = {name for name, first in self.since.items() if key and key < (version_key(first) or key)}
         return tuple(name for name in self.methods[method].fields if name not in later)
 
     def takes(self, method: str, architecture: str) -> bool:
-        """Return whether a method supports a target class."""
+        """Return whether a method can draft for a target class."""
         kind = self.methods.get(method)
         if kind is None or not kind.inside or architecture not in self.plain:
             return kind is not None
         return bool(kind.beside) and architecture in self.hands_states
 
     def is_uncertain(self, method: str, architecture: str) -> bool:
-        """Return whether a method drafts inside a target class that may be a plain decoder."""
+        """Return whether it is unknown if a target class supports a method that drafts inside the class."""
         kind = self.methods.get(method)
         known = (*self.plain, *self.drafting)
         return bool(kind and kind.inside and self.drafting and architecture and architecture not in known)
@@ -158,9 +163,9 @@ class ApiSpec:
 
 @dataclass(frozen=True)
 class VersionSpec:
-    """All facts about a minor version; `options` is empty without trtllm-build.
+    """All facts about a minor version; `options` is empty for versions without trtllm-build.
 
-    `modes` are the values of --speculative_decoding_mode and the integers that an engine's config.json stores.
+    `modes` are the values of --speculative_decoding_mode, with the integers stored in an engine's config.json.
     """
 
     minor: str
@@ -171,19 +176,19 @@ class VersionSpec:
     modes: dict[str, int] = field(default_factory=dict)
 
     def release(self, version: str) -> TrtllmRelease:
-        """Return the release of this version, which may be a release candidate."""
+        """Return the release of a version, which may be a release candidate."""
         return next(release for release in self.releases if is_release(version, release.version))
 
 
 @cache
 def version_specs() -> dict[str, VersionSpec]:
-    """Return the specs by minor version, oldest first."""
+    """Return all specs by minor version, oldest first."""
     minors = sorted((path.stem for path in VERSIONS.glob("[0-9]*.yaml")), key=minor_version)
     return {minor: _load(minor) for minor in minors}
 
 
 def find_version_spec(version: str) -> VersionSpec:
-    """Return the spec of a version, of a candidate for it, or of the nearest known version of the same minor.
+    """Return the spec for a version or release candidate, or else for the nearest known version of the same minor.
 
     Raise TrtspecError for an unsupported version.
     """
@@ -208,9 +213,9 @@ def minor_version(version: str) -> tuple[int, int]:
 def offer_installed(
     package: str, methods: Callable[[], Mapping[str, str]], method: str, gpu: str | None, *, builds: bool = False
 ) -> tuple[bool, str]:
-    """Return whether the installed `package` has a method, and the reason.
+    """Return whether the installed `package` supports a method, and the reason.
 
-    The last release with trtllm-build is 1.2.1 (pull 15918).
+    With `builds`, trtllm-build is required, which was removed after 1.2.1 (pull request 15918).
     """
     installed = installed_version(package)
     if not installed:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a recipe for problems in building TensorRT-LLM engines and serving them, before a build starts.
+"""Rules that check a recipe for problems of TensorRT-LLM engines before a build starts.
 
-Every rule has a public source. Facts about single versions are in `version_specs`.
+Each rule has a public source. Facts about single versions are in `version_specs`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ RULES: tuple[Rule, ...] = tuple(
 
 
 def check(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield everything that upstream would reject, change silently or serve incorrectly."""
+    """Yield problems for all settings that TensorRT-LLM would reject, change silently or serve incorrectly."""
     for rule in RULES:
         yield from rule(context)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for the GPU and its kernels, and for FP8: limits of a storage format that do not depend on the GPU."""
+"""Rules for GPU architectures and their kernels, and for FP8."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 
 
 def check_gpu(context: PlanContext) -> Iterator[Diagnostic]:
-    """Engines run only on the GPU architecture that they are built for; Volta and Turing are not supported."""
+    """Yield an error without a GPU, or for a GPU older than Ampere; engines run only on the GPU they are built for."""
     name = context.recipe.engine.gpu
     if name is None:
         message, hint = "engines are built for one kind of GPU, but engine.gpu is missing", "set gpu: h100, or another"
@@ -58,7 +58,7 @@ def check_gpu(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_fp8_kernels(context: PlanContext) -> Iterator[Diagnostic]:
-    """FP8 tensor cores exist from Ada on."""
+    """Yield errors for FP8 weights or KV caches on GPUs without FP8 tensor cores, which exist from Ada on."""
     gpu = context.gpu
     if gpu is None or gpu.sm < AMPERE or gpu.has_fp8:
         return
@@ -71,7 +71,7 @@ def check_fp8_kernels(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
-    """The builder rejects per-channel and per-token scales on Blackwell, and some plugins lack kernels for 10.0."""
+    """Yield errors for row-wise FP8 scales on Blackwell, and for plugins without kernels for capability 10.0."""
     gpu = context.gpu
     if gpu is None or not BLACKWELL <= gpu.sm < AFTER_BLACKWELL:
         return
@@ -87,7 +87,7 @@ def check_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_architecture(context: PlanContext) -> Iterator[Diagnostic]:
-    """TensorRT-LLM may not support a family that trtspec can convert."""
+    """Yield an error for a model class that TensorRT-LLM does not support, although trtspec can convert it."""
     for spec in engine_specs(context):
         if spec.config.architecture not in ARCHITECTURES:
             message = f"TensorRT-LLM {context.version} does not support engines of {spec.config.architecture}"
@@ -100,9 +100,10 @@ def _describe(gpu: Gpu) -> str:
 
 
 def check_cache_reuse(context: PlanContext) -> Iterator[Diagnostic]:
-    """An FP8 cache without FP8 weights disables paged context attention, and therefore reuse.
+    """Yield a problem for an FP8 KV cache without FP8 weights, which disables paged context attention and cache reuse.
 
-    External drafts come with the whole text in each step, and the runtime rejects the target without reuse.
+    The severity is error for external drafts: each step sends the whole text, and the runtime rejects a target without
+    reuse.
     """
     is_needed = speculation_mode(context) == EXTERNAL
     for spec in engine_specs(context):
@@ -116,7 +117,10 @@ def check_cache_reuse(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_rowwise_attention(context: PlanContext) -> Iterator[Diagnostic]:
-    """Attention with row-wise scales does not pass on whether drafts are verified, and lacks query and key norms."""
+    """Yield errors for row-wise FP8 weights with modes that need an attention mask for drafts, or with QK norms.
+
+    TensorRT-LLM's attention layer for row-wise scales supports neither.
+    """
     for spec in engine_specs(context):
         if spec.quant_format.weights != "fp8_rowwise":
             continue
@@ -131,7 +135,7 @@ def check_rowwise_attention(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_fp8_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
-    """FP8 context attention writes its output in FP8, with the scale of the next layer."""
+    """Yield an error if attention.dense stays in 16 bits although an FP8 KV cache makes its input FP8."""
     models = {"target": context.recipe.target, "draft": context.recipe.speculation.draft}
     for spec in engine_specs(context):
         asked = models[spec.role]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for speculation methods and model families: what their engines support, omit or change."""
+"""Rules for speculation methods and model families that TensorRT-LLM's engines do not support, omit or change."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ ONE_STAGE = {
 
 
 def check_acceptance(context: PlanContext) -> Iterator[Diagnostic]:
-    """The Triton backend does not pass on the thresholds of typical acceptance."""
+    """Yield an error for typical acceptance, whose thresholds the Triton backend does not pass to the engine."""
     if speculation_mode(context):
         message = "the Triton backend does not support typical acceptance"
         yield from shared.check_acceptance(context, message, sources.TRITON)
 
 
 def check_eagle(context: PlanContext) -> Iterator[Diagnostic]:
-    """EAGLE engines use a Llama class in 16 bits, and the builder asserts a limit of requests."""
+    """Yield errors for EAGLE engines that are not a 16-bit Llama class or that exceed the builder's batch limit."""
     target = engine_specs(context)[0]
     if target.mode != specs.EAGLE:
         return
@@ -77,9 +77,10 @@ def check_eagle(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_pipeline_stages(context: PlanContext) -> Iterator[Diagnostic]:
-    """The head reads the outputs of the last stage, but upstream creates and requests it on every stage.
+    """Yield a problem for speculation with pipeline stages.
 
-    For other modes, upstream's support lists contain only tensor parallelism.
+    Draft heads read the last stage's output, but upstream creates and requires them on each stage. For other modes,
+    upstream's documentation lists only tensor parallelism.
     """
     target, path = engine_specs(context)[0], "target.parallel.pipeline"
     if target.mapping.pipeline == 1:
@@ -94,7 +95,7 @@ def check_pipeline_stages(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_no_schedule(context: PlanContext) -> Iterator[Diagnostic]:
-    """The draft length of an engine that drafts inside is fixed when it is built."""
+    """Yield an error for a schedule with a method that drafts inside the engine, whose draft length is fixed."""
     if context.recipe.speculation.schedule and (mode := speculation_mode(context)) != specs.EXTERNAL:
         message = f"the draft length of a {context.method_name} engine is fixed when it is built"
         hint, source = "remove schedule, or set method: draft_target or ngram", READMES.get(mode, sources.TRITON)
@@ -102,7 +103,7 @@ def check_no_schedule(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_eagle_tree(context: PlanContext) -> Iterator[Diagnostic]:
-    """The Triton backend does not pass on the executor's option for dynamic trees."""
+    """Yield an error for a dynamic EAGLE tree, whose option the Triton backend does not pass to the executor."""
     if isinstance(context.options, EagleOptions) and context.options.dynamic and speculation_mode(context):
         message = "Triton cannot serve a dynamic tree (EAGLE-2): its backend passes on only eagle_choices"
         path, hint = "speculation.options.dynamic", "remove dynamic"
@@ -110,7 +111,7 @@ def check_eagle_tree(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_greedy_only(context: PlanContext) -> Iterator[Diagnostic]:
-    """Some engines always take the most probable token; the served model rejects sampled requests for them."""
+    """Yield a warning for engines that always decode greedily; the served model rejects sampled requests for them."""
     if specs.is_greedy_only(context):
         message = f"{context.method_name} engines always decode greedily, whatever the request's sampling"
         hint = "sampled requests are rejected; draft_target supports them"
@@ -118,7 +119,7 @@ def check_greedy_only(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_upstream_examples(context: PlanContext) -> Iterator[Diagnostic]:
-    """Other models of the same classes may work, but upstream does not show them."""
+    """Yield a warning for a model class that is not in upstream's examples for the method."""
     target = engine_specs(context)[0]
     known, source = EXAMPLES.get(target.mode, ((), ""))
     if known and target.config.architecture not in known:
@@ -128,7 +129,7 @@ def check_upstream_examples(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_lookahead_sizes(context: PlanContext) -> Iterator[Diagnostic]:
-    """(1, 1, 0) disables lookahead, but an engine of that mode needs space for drafts."""
+    """Yield a problem for lookahead sizes that draft nothing, or that are too small to be useful."""
     options = context.options
     if not isinstance(options, LookaheadOptions) or not speculation_mode(context):
         return
@@ -144,7 +145,7 @@ def check_lookahead_sizes(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_logits_shape(context: PlanContext) -> Iterator[Diagnostic]:
-    """Logits have the width of the vocabulary padded to the ranks; the target requires its own width."""
+    """Yield an error if the logits of target and draft have different widths after padding to their ranks."""
     engines = engine_specs(context)
     widths = [ceil(spec.config.vocab_size / spec.mapping.tensor) * spec.mapping.tensor for spec in engines]
     if specs.uses_draft_logits(context) and len(set(widths)) > 1:
@@ -155,7 +156,7 @@ def check_logits_shape(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_tree_mask_support(context: PlanContext) -> Iterator[Diagnostic]:
-    """The layers of these models lack a parameter for the attention mask of drafts."""
+    """Yield an error for models whose layers lack a parameter for the attention mask of drafts."""
     target = engine_specs(context)[0]
     if target.mode in specs.MASKED_MODES and target.config.architecture in GEMMA + PHI:
         method, model = context.method_name, target.config.architecture
@@ -166,7 +167,7 @@ def check_tree_mask_support(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_gemma(context: PlanContext) -> Iterator[Diagnostic]:
-    """Gemma's engines have one rotary scaling, a fixed pattern of layers, and their own epsilon and embedding."""
+    """Yield problems for Gemma models with RoPE scaling, layer patterns or epsilons that engines do not support."""
     for spec in engine_specs(context):
         config, name = spec.config, f"engines of {spec.config.architecture}"
         if config.local_rotary_base and config.rope_scaling:  # Gemma 3 scales only layers without a window
@@ -187,13 +188,13 @@ def check_gemma(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def _counted(config: ModelConfig) -> tuple[int, ...]:
-    """Return the layers at the distance that the first layer without a window determines."""
+    """Return the layers that engines leave without a window: equally spaced, at the first one's distance."""
     distance = config.full_layers[0] + 1 if config.full_layers else config.num_layers + 1
     return tuple(range(distance - 1, config.num_layers, distance))
 
 
 def check_rowwise_extensions(context: PlanContext) -> Iterator[Diagnostic]:
-    """Attention and MLP with row-wise scales lack parameters for the extensions of these models."""
+    """Yield errors for row-wise FP8 weights of Gemma and Phi, whose extensions of Llama's layers would be omitted."""
     for spec in engine_specs(context):
         if spec.quant_format.weights == "fp8_rowwise" and spec.config.architecture in GEMMA + PHI:
             message = f"fp8_rowwise engines of {spec.config.architecture} omit its extensions of Llama's layers"
@@ -201,7 +202,7 @@ def check_rowwise_extensions(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_granite(context: PlanContext) -> Iterator[Diagnostic]:
-    """Granite's multipliers have not been compared with upstream's in these engines."""
+    """Yield warnings for Granite engines with a method or a format that may omit Granite's multipliers."""
     for spec in engine_specs(context):
         if spec.config.architecture != GRANITE:
             continue
@@ -215,7 +216,7 @@ def check_granite(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_longrope_factor(context: PlanContext) -> Iterator[Diagnostic]:
-    """Engines derive the factor of sines and cosines from the two lengths and ignore the model's."""
+    """Yield an error if a model's LongRoPE attention factor differs from the one that engines compute."""
     for spec in engine_specs(context):
         scaling = spec.config.rope_scaling
         if scaling is None or scaling.kind != "longrope":
@@ -229,7 +230,7 @@ def check_longrope_factor(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_phi(context: PlanContext) -> Iterator[Diagnostic]:
-    """Every rank of Phi-3 and Phi-4 has the embedding and the head, and upstream neither divides nor lists some."""
+    """Yield problems for Phi models with parallelism or rotary settings that upstream does not support or list."""
     for spec in engine_specs(context):
         config = spec.config
         if config.architecture not in PHI:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for `engine.extra`: the trtllm-build options of the version, and options that recipes must not set."""
+"""Rules for `engine.extra`: options that the version of trtllm-build lacks, and options that recipes must not set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtspec.backends.tensorrt_llm.specs import engine_specs, speculation_mode
 from trtspec.core.diagnostics import Diagnostic, quote_value
 from trtspec.core.registry import did_you_mean
 
-# Options that other recipe keys determine.
+# Options whose values follow from other recipe keys.
 DECIDED_BY = {
     "max_batch_size": "engine.max_batch_size",
     "max_input_len": "engine.max_input_len",
@@ -26,7 +26,7 @@ DECIDED_BY = {
     "input_timing_cache": "engine.build.timing_cache",
 }
 
-# Options that produce no engine, or one that the emitted repository cannot serve.
+# Options that prevent a build, or an engine that the emitted repository can serve.
 NOT_SERVED = {
     "max_beam_width": "serving and draft verification support one beam only",
     "kv_cache_type": "in-flight batching needs a paged KV cache",
@@ -50,7 +50,7 @@ _TYPES = {
 
 
 def check_options_exist(context: PlanContext) -> Iterator[Diagnostic]:
-    """An option must exist in the version's trtllm-build."""
+    """Yield an error for each option that the version of trtllm-build does not have."""
     options = find_version_spec(context.version).options
     for name in context.recipe.engine.extra:
         if name not in options:
@@ -74,7 +74,7 @@ def check_options_allowed(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_option_values(context: PlanContext) -> Iterator[Diagnostic]:
-    """A value has the option's type and is one of its choices."""
+    """Yield an error for each value that does not have the option's type or is not one of its choices."""
     for name, option, value in _recipe_options(context):
         if specs.option_arguments(option, value) is None:
             expected = f"one of {', '.join(option.choices)}" if option.choices else _TYPES[option.type]
@@ -83,7 +83,7 @@ def check_option_values(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_inflight_batching(context: PlanContext) -> Iterator[Diagnostic]:
-    """In-flight batching needs the attention plugin, packed input and a paged cache."""
+    """Yield an error if an option disables a feature that in-flight batching needs, such as packed input."""
     for name in NEEDED:
         if _off(context, name):
             message = f"{name} is required for in-flight batching and cannot be disabled"
@@ -91,7 +91,10 @@ def check_inflight_batching(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_cache_reuse_options(context: PlanContext) -> Iterator[Diagnostic]:
-    """Without paged context attention the runtime disables KV cache reuse and rejects external drafts."""
+    """Yield a problem for options that disable paged context attention, and therefore KV-cache reuse.
+
+    The severity is error for external drafts and EAGLE, which need the reuse.
+    """
     for name, is_lost in (("use_paged_context_fmha", _off), ("streamingllm", _on)):
         if is_lost(context, name):
             is_needed = speculation_mode(context) in (specs.EXTERNAL, specs.EAGLE)
@@ -101,7 +104,10 @@ def check_cache_reuse_options(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_fp8_attention(context: PlanContext) -> Iterator[Diagnostic]:
-    """The builder enables FP8 attention of prompts for an FP8 cache, and disables it otherwise."""
+    """Yield an error if the option for FP8 context attention contradicts the FP8 weights and KV cache.
+
+    The builder enables that attention for an FP8 KV cache and disables it otherwise.
+    """
     name = "use_fp8_context_fmha"
     for spec in engine_specs(context):
         if _on(context, name) and not spec.has_fp8_context_fmha:
@@ -114,7 +120,10 @@ def check_fp8_attention(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_context_logits(context: PlanContext) -> Iterator[Diagnostic]:
-    """The builder rejects context logits with drafts, and the runtime disables KV cache reuse."""
+    """Yield a problem for context logits, with which the runtime disables KV-cache reuse.
+
+    The severity is error with speculation, because the builder rejects the combination.
+    """
     drafts = bool(speculation_mode(context))
     for name in ("gather_context_logits", "gather_all_token_logits"):
         if _on(context, name):
@@ -124,14 +133,14 @@ def check_context_logits(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_multiple_profiles(context: PlanContext) -> Iterator[Diagnostic]:
-    """Several optimization profiles have several optimal sizes."""
+    """Yield an error for opt_num_tokens with multiple_profiles, where each profile has its own optimum."""
     if _on(context, "multiple_profiles") and "opt_num_tokens" in context.recipe.engine.extra:
         message = "multiple_profiles and opt_num_tokens are mutually exclusive"
         yield _diagnostic("opt_num_tokens", "not-allowed", message, "remove one of them", BUILD)
 
 
 def check_plugin_weights(context: PlanContext) -> Iterator[Diagnostic]:
-    """FP8 GEMM plugins require FP8 weights."""
+    """Yield an error for each FP8 GEMM plugin without the FP8 weights that it requires."""
     wanted = {
         "gemm_swiglu_plugin": "fp8",
         "low_latency_gemm_plugin": "fp8",
@@ -146,14 +155,14 @@ def check_plugin_weights(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_fused_mlp(context: PlanContext) -> Iterator[Diagnostic]:
-    """A single kernel for both MLP branches needs the fused MLP."""
+    """Yield an error for a SwiGLU plugin if use_fused_mlp, which the plugin needs, is disabled."""
     for name in ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin"):
         if _on(context, name) and _off(context, "use_fused_mlp"):
             yield _diagnostic(name, "not-allowed", f"{name} needs use_fused_mlp", "remove use_fused_mlp", BUILDER)
 
 
 def check_fusions(context: PlanContext) -> Iterator[Diagnostic]:
-    """The builder disables fusions that do not apply and reports it only in its log."""
+    """Yield a problem for fusions that the builder disables silently or rejects for this model."""
     target = engine_specs(context)[0]
     fuses = target.mapping.tensor > 1 and target.config.architecture == "LlamaForCausalLM"
     is_plain = target.mode in ("", specs.EXTERNAL, specs.LOOKAHEAD, specs.MEDUSA)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for batch, tokens, memory and placement: values that upstream changes silently, or that it rejects."""
+"""Rules for batch size, tokens per step, memory and placement that TensorRT-LLM would reject or change silently."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trtspec.backends.tensorrt_llm.rules import sources
 from trtspec.backends.tensorrt_llm.specs import EXTERNAL, engine_specs, speculation_mode, uses_draft_logits
 from trtspec.core.diagnostics import Diagnostic
 
-MUCH = 16_384  # tokens a step
+MUCH = 16_384  # tokens per step
 # the number of GPUs per node in the checkpoint's mapping (checkpoints/trtllm.py)
 GPUS_PER_NODE = 8
 
 
 def check_draft_tokens_per_step(context: PlanContext) -> Iterator[Diagnostic]:
-    """The builder raises max_num_tokens to the size of a full batch with its drafts."""
+    """Yield an error if max_num_tokens is less than a full batch with drafts; the builder would raise it."""
     target, wanted = engine_specs(context)[0], context.recipe.engine.max_num_tokens
     if wanted and target.mode and wanted < target.least_num_tokens:
         message = f"max_num_tokens {wanted} is less than max_batch_size {target.max_batch_size} times"
@@ -27,7 +27,7 @@ def check_draft_tokens_per_step(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_prompt_fits(context: PlanContext) -> Iterator[Diagnostic]:
-    """A prompt that is not split into chunks must fit into one step."""
+    """Yield an error if prompts are not split into chunks and the longest one does not fit into a step."""
     for spec in engine_specs(context):
         if spec.longest_prompt < min(spec.max_input_len, spec.max_seq_len - 1):
             message = f"prompts of the {spec.role} are not split into chunks, so {spec.max_num_tokens} tokens per step"
@@ -37,7 +37,7 @@ def check_prompt_fits(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_chunked_drafts(context: PlanContext) -> Iterator[Diagnostic]:
-    """After a chunked text the scheduler drops drafts that need another block."""
+    """Yield a warning for long texts with external drafts: after a chunked text, the scheduler drops some drafts."""
     target = engine_specs(context)[0]
     if target.mode == EXTERNAL and target.chunks_prompts:
         message = f"texts longer than a step of {target.max_num_tokens} tokens are split into chunks, after which"
@@ -47,7 +47,7 @@ def check_chunked_drafts(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_large_steps(context: PlanContext) -> Iterator[Diagnostic]:
-    """Upstream advises against very large steps, which need much memory and may make tensors too large."""
+    """Yield a warning for steps of more than 16,384 tokens, against which upstream advises."""
     tokens = max(spec.max_num_tokens for spec in engine_specs(context))
     if tokens > MUCH:
         message = f"{tokens} tokens per step; upstream advises against more than {MUCH}"
@@ -55,13 +55,13 @@ def check_large_steps(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_memory(context: PlanContext) -> Iterator[Diagnostic]:
-    """Weights and activations must leave memory for the KV cache.
+    """Yield a problem if weights and activations leave too little memory for the KV caches.
 
-    The runtime lowers the maximal text length to the capacity of the cache and reports it only in its log. Requests
-    wait for space in the cache.
+    The runtime lowers the maximum text length to the capacity of the cache and reports it only in its log. Requests
+    wait until the cache has space for them.
     """
     longest, batch = max(spec.built_seq_len for spec in engine_specs(context)), context.recipe.engine.max_batch_size
-    scarce: list[tuple[int, int]] = []  # the tokens that a GPU's caches hold, and its id
+    scarce: list[tuple[int, int]] = []  # (tokens in a GPU's caches, GPU id)
     for load in gpu_loads(context) if context.gpu else ():
         if load.fixed >= load.memory:
             message = f"GPU {load.id}: weights and activations take about {_gib(load.fixed)},"
@@ -88,7 +88,7 @@ def _gib(count: int) -> str:
 
 
 def check_placement(context: PlanContext) -> Iterator[Diagnostic]:
-    """An engine has as many GPUs as ranks, all on one node, whose GPUs are numbered from 0."""
+    """Yield errors unless each engine has as many GPUs as ranks, on one node with GPUs numbered from 0."""
     placement = context.recipe.serving.placement
     for spec in engine_specs(context):
         key, ranks = f"serving.placement.{spec.role}", spec.mapping.ranks
@@ -105,7 +105,7 @@ def check_placement(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_draft_placement(context: PlanContext) -> Iterator[Diagnostic]:
-    """Only a draft model has separate GPUs."""
+    """Yield an error for the placement of a draft if the method does not use a draft model."""
     placement = context.recipe.serving.placement
     if placement and placement.draft and context.draft_config is None:
         message = f"{context.method_name} does not use a draft model"
@@ -113,7 +113,7 @@ def check_draft_placement(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def check_fast_logits(context: PlanContext) -> Iterator[Diagnostic]:
-    """Fast logits are sent from the draft's workers to the target's, which verify drafts with them."""
+    """Yield an error for fast_logits without a draft model whose logits are used in verification."""
     if not context.recipe.serving.fast_logits:
         return
     if context.draft_config is None or speculation_mode(context) != EXTERNAL:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public sources of the rules."""
+"""Public sources of the rules, in the form REPOSITORY:PATH@COMMIT."""
 
 TRT = "NVIDIA/TensorRT-LLM"
 

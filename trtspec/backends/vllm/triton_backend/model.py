@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fallback for Triton's backend `vllm`, at the path where Triton looks for it."""
+"""Entry point of the substitute for Triton's backend `vllm`, at the path that Triton requires."""
 
 from trtspec.backends.vllm.stand_in import TritonPythonModel
 

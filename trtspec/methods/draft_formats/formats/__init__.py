@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialects, one module each; discovered by scanning this package."""
+"""Draft file formats (dialects), one module each, discovered by scanning this package."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSpec, with Qwen3's layers: deepseek-ai/DeepSpec:deepspec/modeling/dspark/qwen3/{config,modeling}.py@afdfa7c.
 
-Its EAGLE-3 heads are in deepspec/modeling/eagle3/qwen3. Nets contain frozen copies of the target's embedding and LM
-head and draft the whole vocabulary. Layers are numbered by their outputs, -1 is the embedding. A net cannot be loaded
-without its trainer's keys, which get the values of DeepSpec's config/ for Qwen3-8B.
+EAGLE-3 heads are in deepspec/modeling/eagle3/qwen3. Nets contain frozen copies of the target's embedding and LM head
+and draft the whole vocabulary. Layers are numbered by their outputs, with -1 for the embedding. DeepSpec cannot load a
+net without the trainer's keys; their defaults here are those in DeepSpec's config/ for Qwen3-8B.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FasterDecoding's Medusa heads: FasterDecoding/Medusa:medusa/train/train_legacy.py@e2a5d20.
 
-TGI finds this file by its name, and drafts with it only if config.json lacks `architectures`
+TGI recognizes the weight file by its name, and uses the heads only if config.json lacks `architectures`
 (huggingface/text-generation-inference:server/text_generation_server/layers/{speculative,medusa}.py@db931fcf). Heads
-without vocabulary matrices share the target's LM head. vLLM also reads these heads, with biases if medusa_fc_bias is
-true. Without base_model_name_or_path FasterDecoding assumes a Vicuna target.
+without vocabulary matrices share the target's LM head. vLLM also reads this format; it uses biases only if
+medusa_fc_bias is true. FasterDecoding assumes a Vicuna target if base_model_name_or_path is missing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's ModelOpt: NVIDIA/Model-Optimizer:modelopt/torch/export/plugins/hf_spec_export.py@0.47.0.
 
-Its EAGLE-3 heads have only the tensors of LLAMA_EAGLE_SINGLE_LAYER in that file, without t2d and the embedding. Block
-nets are z-lab's with `causal`, and with the Markov head's tensors at the top level. Medusa heads are stored in their
-target's files (modelopt/torch/speculative/plugins/hf_medusa.py in the same repository).
+EAGLE-3 heads have only the tensors of LLAMA_EAGLE_SINGLE_LAYER in that file, without t2d and the embedding. Block nets
+are in z-lab's format with an additional key `causal` and with the Markov head's tensors at the top level. Medusa heads
+are stored in the target's files (modelopt/torch/speculative/plugins/hf_medusa.py in the same repository).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SpecForge, which uses SafeAILab/EAGLE's names; SGLang reads its files.
+"""SpecForge, with the tensor names of SafeAILab/EAGLE; SGLang reads this format.
 
 sgl-project/SpecForge:specforge/modeling/draft/llama3_eagle.py@a6b6b02, peagle.py, dflash.py and dspark.py in the same
-folder, and configs/. If norm_output is missing, training assumes true and serving assumes false
-(sglang/srt/models/llama_eagle3.py@0.5.23), so it is always written. DFlash nets have z-lab's format.
+folder, and configs/. norm_output is always written, because without it training assumes true and serving assumes false
+(sglang/srt/models/llama_eagle3.py@0.5.23). DFlash nets are in z-lab's format.
 """
 
 from __future__ import annotations

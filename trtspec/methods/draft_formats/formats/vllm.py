@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa heads with the names of vLLM's class: vllm-project/vllm:vllm/model_executor/models/medusa.py@v0.32.0.
+"""Medusa heads with the tensor names of vLLM's class: vllm-project/vllm:vllm/model_executor/models/medusa.py@v0.32.0.
 
 The keys are from vllm/transformers_utils/configs/medusa.py in the same repository, which interprets any key with "num"
-and "heads" or "layers" as a key of the heads. Heads compute in the target's dtype; logit_scale does not change the
-order of tokens.
+and "heads" or "layers" as a key of the heads. Heads compute in the target's dtype. logit_scale is ignored, because it
+does not change the order of tokens.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""z-lab's DFlash nets: z-lab/dflash:dflash/model.py@44947fb. They use the target's embedding and LM head."""
+"""z-lab's DFlash nets (z-lab/dflash:dflash/model.py@44947fb), which use the target's embedding and LM head."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model's code is trtspec's; Triton looks for it here."""
+"""Entry point at the path that Triton requires; the model's code is in the trtspec package."""
 
 from trtspec.backends.vllm.sampling_parameters import TritonPythonModel
 
