@@ -373,7 +373,7 @@ class UpstreamResponse:
         self.is_over = False
         self.closes = False  # the connection closes after the response
         self._head: bytearray | None = bytearray()
-        self._left: int | None = None  # bytes left of the body or chunk; None if the body ends with the connection
+        self._left: int | None = None  # bytes left of the body or chunk, or None if the body ends with the connection
         self._is_chunked = self._is_last = False
         self._line = b""  # start of an incomplete chunk-size line
 

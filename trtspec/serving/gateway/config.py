@@ -108,7 +108,7 @@ def parse_gateway_config(document: dict[str, Any], where: str) -> GatewayConfig:
 
 
 def _build(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Create a dataclass; raises TypeError if a value's type differs from that of the field's default."""
+    """Create a dataclass; raises TypeError if a value has another type than the default of its field."""
     for each in fields(kind):
         if each.name in values and not _fits(values[each.name], each.default):
             raise TypeError(f"{each.name} is {values[each.name]!r}, expected a value like {each.default!r}")

@@ -21,7 +21,7 @@ from trtspec.serving.gateway.triton import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS, de
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A generated token and its log probability; `top` has the most likely tokens at its position with theirs."""
+    """A generated token with its log probability; `top` has the most likely tokens at the same position."""
 
     token: str
     logprob: float
@@ -73,7 +73,7 @@ class GenerationState:
         completion_tokens: number of tokens generated so far.
         prompt_tokens: length of the prompt in tokens; 0 until known.
         drafted, accepted: numbers of draft tokens reported by the model.
-        draft_steps: number of steps with a draft; None if the model does not report it.
+        draft_steps: number of steps with a draft, or None if the model does not report it.
         accepted_by_position: entry i is the number of steps that accepted at least i + 1 draft tokens.
     """
 
@@ -150,7 +150,7 @@ class TokenGeneration(GenerationState):
     def _logprobs(self, ids: Sequence[int], outputs: Mapping[str, bytes]) -> list[TokenLogprob]:
         """Return the log probabilities of the new tokens `ids`.
 
-        The last response may repeat those of earlier tokens, so only the last `len(ids)` values are used.
+        The last response may also contain the values of earlier tokens, so only the last `len(ids)` values are used.
         """
         own = floats(outputs.get(LOG_PROBS))[-len(ids) :] if ids else []
         tops, top_ids = floats(outputs.get(TOP_LOG_PROBS)), ints(outputs.get(TOP_IDS))

@@ -144,8 +144,8 @@ class RequestParameters:
 
     Attributes:
         values: scalar parameters, by the names in CHAT or COMPLETION.
-        max_tokens: maximum number of generated tokens; None for as many as fit in the context.
-        top_logprobs: number of alternatives per token; None if no log probabilities are requested.
+        max_tokens: maximum number of generated tokens, or None for as many as fit in the context.
+        top_logprobs: number of alternatives per token, or None if no log probabilities are requested.
         logit_bias: values that are added to logits, by token id.
     """
 

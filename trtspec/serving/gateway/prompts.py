@@ -108,8 +108,8 @@ class PromptReader:
     def as_sent(self, prompt: str, *, takes_flag: bool) -> str:
         """Return the text of a prompt as sent to a model with its own tokenizer.
 
-        If the model has no input to disable it (`takes_flag`), its tokenizer adds special tokens to every text. They
-        are then removed from a rendered chat. Raises ApiError if that would alter the chat's tokens.
+        Without `takes_flag` (an input that disables it), the model adds special tokens to every text. They are then
+        removed from a rendered chat. Raises ApiError if that would alter the chat's tokens.
         """
         if takes_flag or not isinstance(prompt, RenderedText):
             return prompt

@@ -104,7 +104,7 @@ class RequestBuilder:
         self.add(name, kind, values)
 
     def message(self, outputs: Sequence[str]) -> Any:
-        """Return the ModelInferRequest; it requests those of `outputs` that the model has."""
+        """Return the ModelInferRequest; outputs that the model does not have are left out."""
         message = infer_request(self.model.name, self._inputs, [name for name in outputs if name in self.model.outputs])
         message.parameters[ASKS_FOR_LAST].bool_param = True
         return message
@@ -167,7 +167,7 @@ def text_request(model: TritonModelInfo, text: str, asked: RequestParameters, se
 def choice_seed(asked: RequestParameters, choice: int) -> int:
     """Return the random seed of a choice, in 0 to 2^63 - 1.
 
-    The first choice uses the request's seed, and the others derive theirs from it. Without one, the seed is random.
+    The first choice uses the request's seed, and further choices use a hash of it. Without `seed`, it is random.
     """
     if asked["seed"] is None:
         return secrets.randbelow(SEEDS)

@@ -38,7 +38,7 @@ _NAMES = re.compile(
     r"|^(AWS|AZURE)_",
     re.IGNORECASE,
 )
-_VALUES = re.compile(r"://[^/@\s]*:[^/@\s]+@")  # a URL with a password, such as that of a proxy or package index
+_VALUES = re.compile(r"://[^/@\s]*:[^/@\s]+@")  # a URL with a password, such as a proxy's or package index's
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
@@ -112,8 +112,8 @@ def scrub_token(process: subprocess.Popen[bytes], token: str) -> None:
     """Overwrite the token in a server's command line, which every user can read, once the server has parsed it.
 
     tritonserver accepts the token only on the command line. A process that has written any output has parsed its
-    arguments. Its log file is no proof, because other processes write to it too. If the kernel denies the write, the
-    denial is logged and the server keeps running.
+    arguments. Its log file does not prove that, because other processes write to it too. If the kernel denies the
+    write, the denial is logged and the server keeps running.
     """
     secret, refused = token.encode(), dict[int, Exception]()
 

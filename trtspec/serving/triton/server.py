@@ -79,7 +79,7 @@ class ServerPorts:
 
 
 def find_server() -> TritonServer:
-    """Return the tritonserver to use; raises DeployError with installation instructions if there is none."""
+    """Return the tritonserver to use; raises DeployError with installation instructions if it is missing."""
     if named := os.environ.get(VARIABLE):
         path = Path(named).expanduser().absolute()
         if not (path.is_file() and os.access(path, os.X_OK)):

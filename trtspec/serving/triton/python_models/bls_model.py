@@ -252,7 +252,7 @@ class TritonPythonModel(ThreadedModel):
         return found if bias is None else [*found, ("embedding_bias", bias[None])]
 
     def read_lookahead(self, inputs: RequestTensors) -> tuple[int, ...]:
-        """Return a request's lookahead sizes (window, n-gram, verification set), or () if it has none.
+        """Return a request's lookahead sizes (window, n-gram, verification set), or () if it sets none.
 
         Sizes above the limits are rejected here, because the executor detects them only during a step that other
         requests share (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11).

@@ -2,7 +2,7 @@
 """Names of request fields: current and older names, unsupported ones, and suggestions for misspelled ones.
 
 Triton turns each key of `generate` that is not an input into a parameter of the request, and NVIDIA's models ignore
-parameters, so a misspelled `temperature` would have no effect. The names are those of NVIDIA's models v0.5.0 to
+parameters, so a misspelled `temperature` would be ignored silently. The names are from NVIDIA's models v0.5.0 to
 v0.17.0 (triton-inference-server/tensorrtllm_backend:all_models/inflight_batcher_llm), and of clients:
 `async_request_trt_llm` (vllm-project/vllm:vllm/benchmarks, sgl-project/sglang:python/sglang/bench_serving.py) sends
 `accumulate_tokens` and `min_length`, genai-perf (triton-inference-server/perf_analyzer) `min_length` and `model`.

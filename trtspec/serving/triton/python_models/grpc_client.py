@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gRPC client with which a Python model calls other models of its own server, and their errors.
+"""A gRPC client with which a Python model calls other models of the same server, and their errors.
 
 Requests use the server's gRPC port instead of the Python backend's `exec` and `async_exec`, which create numpy arrays
 from responses without holding Python's lock (infer_request.cc, InferRequest::Exec, and pb_stub.cc,
@@ -100,7 +100,7 @@ def error_from_rpc(error: grpc.RpcError) -> ModelError:
 
 
 TRUE = ("true", "1")
-# With the first parameter, responses have the second as a flag, and the last may have no tensors.
+# With the first parameter, responses have the second as a flag, and the last one may lack tensors.
 ASKS_FOR_LAST, IS_LAST = "triton_enable_empty_final_response", "triton_final_response"
 LONGEST_TEXT_S = 3600.0  # timeout, because a model whose process died never responds
 NO_LIMIT = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]  # logits are large

@@ -320,7 +320,10 @@ class TritonMetrics:
                 self._metric(family, value)
 
     def report(self, family: MetricSpec, amount: float, value: str = "") -> None:
-        """Increment a counter, observe a value in a histogram, or set a gauge; `value` is that of the extra label."""
+        """Increment a counter, observe a value in a histogram, or set a gauge.
+
+        `value` is the value of the metric's extra label, or "".
+        """
         if family in self._made and (amount > 0 or family.kind != "counter"):
             getattr(self._metric(family, value), REPORTS[family.kind])(amount)
 

@@ -104,7 +104,10 @@ class Responder:
         self.send(_error(self._pb_utils, SHUTTING_DOWN, "UNAVAILABLE"), final=True)
 
     def send(self, response: Any, *, final: bool) -> None:
-        """Send a response, unless the last one was already sent; None ends the request without a response."""
+        """Send a response unless the last one was already sent.
+
+        A final call with None ends the request without a further response.
+        """
         with self._own:
             if self._is_final:
                 return

@@ -50,7 +50,7 @@ class SchedulerWakeup:
     def behind(self, requests: Sequence[Any]) -> Iterator[None]:
         """Context manager that wakes the batcher shortly after its block.
 
-        There is no wake-up if `execute` is called again before, or if all `requests` were wake-ups.
+        The wake-up is omitted if `execute` is called again before, or if all `requests` were wake-ups.
         """
         self._executes = True
         self._began.set()
