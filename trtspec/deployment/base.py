@@ -306,10 +306,7 @@ def find_target(name: str) -> DeployTarget:
 
 @contextmanager
 def _os_errors_as_deploy_errors(place: Path | None = None) -> Iterator[None]:
-    """Context manager that converts operating system errors to DeployError.
-
-    An error without a path is reported for `place`, or for the state directory.
-    """
+    """Context manager that converts OSErrors to DeployError; `place` or the state directory is the default path."""
     try:
         yield
     except OSError as error:

@@ -163,10 +163,7 @@ class ManagedServer:
     _starting: StartupProbe = field(init=False)  # observes the processes of the last start
 
     def start(self) -> None:
-        """Start the server, and its front unless that is running.
-
-        The token of the control APIs is removed from the server's command line in the background.
-        """
+        """Start the server and, unless it is running, the front; the token is removed from the command line."""
         self._ending.unlink(missing_ok=True)
         self.server, *front = read_process_specs(self.place / "server.json")
         token, sockets = read_token(self.root), self._socket_directory()

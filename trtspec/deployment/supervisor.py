@@ -180,7 +180,7 @@ class Supervisor:
             self.roller.start()
 
     def _end_all(self, drain_s: float) -> None:
-        """End all processes in parallel, because each of them drains requests that involve the others."""
+        """End all processes in parallel, because each drains requests that also pass through the others."""
         ends = [self.keeper.end, *(each.end for each in self.running)]
         if self.roller is not None:
             ends.append(self.roller.end)

@@ -167,10 +167,7 @@ def _parse_manifest(path: Path, data: bytes) -> Manifest:
 
 
 def manifest_sha256(artifact_dir: Path) -> str:
-    """Return the SHA-256 of an artifact's manifest, which identifies the artifact.
-
-    Raises TrtspecError if the manifest is unreadable.
-    """
+    """Return the SHA-256 of an artifact's manifest, which identifies it; raises TrtspecError if unreadable."""
     return hashlib.sha256(_read(artifact_dir / MANIFEST)).hexdigest()
 
 

@@ -132,10 +132,7 @@ class DigestCache:
         return self._known[identity] if identity in self._known and is_guarded(path) else None
 
     def learn(self, read: Mapping[Path, tuple[str, str]]) -> None:
-        """Cache digests, given as `(identity before the read, digest)` by path.
-
-        Raises TrtspecError if a file has changed since its identity was taken.
-        """
+        """Cache `(identity before the read, digest)` by path; raises TrtspecError if a file has changed since."""
         ensure_unchanged({path: before for path, (before, _) in read.items()})
         settled = [path for path in read if self._clock_ns() - changed_ns(path) > RACY_NS]
         self._here |= dict(read[path] for path in settled)

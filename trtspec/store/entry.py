@@ -165,10 +165,7 @@ class Lookup:
 
 
 def find_entry(layout: Layout, key: str, *, remember: bool) -> Lookup:
-    """Look up the entry of a key and verify its files.
-
-    With `remember`, the stamps of its files are saved, so that unchanged files are not hashed again.
-    """
+    """Look up and verify the entry of a key; with `remember`, its stamps are saved to avoid hashing it again."""
     directory = layout.entry(key)
     if not directory.exists():
         return Lookup(None, "never built")

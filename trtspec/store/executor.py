@@ -41,7 +41,7 @@ class Observer(Protocol):
         """Called when a running step reports its current activity."""
 
     def step_finished(self, step: Step, status: Status, seconds: float) -> None:
-        """Called when a step's output is in the store, also if it already was; it took `seconds` in this run."""
+        """Called when a step's output is in the store, built or found, after `seconds` of this run."""
 
 
 class Unobserved:
@@ -88,12 +88,7 @@ def execute(plan: StepPlan, store: Store, observer: Observer, devices: Sequence[
 
 
 class _Run:
-    """The state of one run, shared by the threads that process its steps.
-
-    Attributes:
-        results: results of the finished steps, by key.
-        failure: the first error of the run, if any.
-    """
+    """The state of one run: results by step key, and the first failure; shared by the threads that run steps."""
 
     def __init__(self, store: Store, observer: Observer) -> None:
         self.results: dict[str, StepResult] = {}
@@ -172,10 +167,7 @@ class _Meter(StepProgress):
 
 
 def _run_concurrently(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
-    """Run steps that require devices in threads, and the other steps in the calling thread.
-
-    The first failure stops all running steps and is raised.
-    """
+    """Run steps with devices in threads and the others in this thread; the first failure stops all and is raised."""
     waiting, most = list(steps), len(free)
     lent: dict[Future[None], tuple[str, ...]] = {}
     with ThreadPoolExecutor(most) as pool:

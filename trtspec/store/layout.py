@@ -116,10 +116,7 @@ def remove_entry(layout: Layout, key: str) -> bool:
 
 
 def collect(layout: Layout, *folders: str) -> None:
-    """Delete leftovers of terminated processes in folders of a store.
-
-    A file or directory in them is in use while the lock of its key is held.
-    """
+    """Delete leftovers of ended processes in folders of a store, except for keys whose lock is held."""
     from filelock import Timeout
 
     for path in [path for folder in folders for path in layout.listed(folder)]:

@@ -112,10 +112,7 @@ def _full_bytes(status: StepStatus, store: Store) -> int:
 
 
 def disk_need(what: str, path: Path, needed_bytes: int) -> DiskNeed:
-    """Return the need of `needed_bytes` below `path`, with the free space of its file system.
-
-    `path` may not exist yet.
-    """
+    """Return a DiskNeed with the free space of the file system of `path`, which may not exist yet."""
     return DiskNeed(what, path, needed_bytes, shutil.disk_usage(_nearest(path)).free)
 
 

@@ -13,10 +13,7 @@ from trtspec.store.store import Store
 
 @dataclass(frozen=True)
 class EntryUsage:
-    """A store entry and its use: the recipes whose builds used it, and the time of the last use.
-
-    `is_held` is true while a running build needs the entry.
-    """
+    """A store entry with its recipes and its last use; `is_held` is true while a running build needs it."""
 
     entry: StoreEntry
     recipes: tuple[str, ...]
@@ -54,10 +51,7 @@ def _entry_usage(store: Store, entry: StoreEntry, is_held: bool) -> EntryUsage:
 
 
 def select_prunable(uses: Sequence[EntryUsage], limits: PruneLimits, now: datetime) -> list[EntryUsage]:
-    """Return the entries beyond the limits, least recently used first.
-
-    Entries held by a running build are not returned, but count toward the total size.
-    """
+    """Return the entries beyond the limits, least recently used first; held entries count but are not returned."""
     size, found = sum(each.entry.total_bytes for each in uses), []
     for each in sorted(uses, key=lambda each: each.last_used):
         is_old = limits.older_than_s is not None and (now - each.last_used).total_seconds() > limits.older_than_s

@@ -78,10 +78,7 @@ class Step(ABC):
 
     @abstractmethod
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments] | None:
-        """Write the step's files below `out`.
-
-        Return the segments of the files that were hashed while writing, by path, or None.
-        """
+        """Write the step's files below `out`; return the segments, by path, of files hashed while writing, or None."""
 
     @property
     def total_bytes(self) -> int:
@@ -125,10 +122,7 @@ class Step(ABC):
 
     @cached_property
     def key(self) -> str:
-        """The identity of the step's output: a digest of its class, version and fields, as 64 hex digits.
-
-        Steps among the fields are replaced by their keys.
-        """
+        """The identity of the output: a digest (64 hex digits) of class, version and fields, with steps by key."""
         identity = {name: _by_key(value) for name, value in key_fields(self).items()}
         return compute_digest("trtspec.step/1", (self._kind(), self.VERSION, identity))
 

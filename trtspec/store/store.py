@@ -87,10 +87,7 @@ class Store:
     def obtain(
         self, step: Step, inputs: Inputs = NO_INPUTS, start: Callable[[], StepProgress] = StepProgress
     ) -> Obtained:
-        """Return the output of a step; run the step if the store does not have it.
-
-        `start` is called before the step runs and returns the receiver of its progress.
-        """
+        """Return a step's output, running the step if it is missing; `start` returns the receiver of its progress."""
         lookup = self.get(step.key)
         if lookup.entry:
             return Obtained(lookup.entry, built=False)
@@ -223,10 +220,7 @@ class Store:
             return False
 
     def gc(self, keep: set[str]) -> list[str]:
-        """Remove entries that are neither in `keep` nor held by a build, and leftovers of killed builds.
-
-        Return the removed keys.
-        """
+        """Remove entries neither in `keep` nor held, and leftovers of killed builds; return the removed keys."""
         with self._layout.explain_os_errors("cleaning the store"):
             collect(self._layout, "tmp", "partial")
             return [key for key in self._layout.entry_keys() if key not in keep and self.remove(key)]

@@ -40,10 +40,7 @@ class ProbePair:
 
 @dataclass(frozen=True)
 class CanaryStats:
-    """All statistics collected at one share of the requests in `held_s` seconds.
-
-    `comparable` is true if both revisions must generate the same texts.
-    """
+    """All statistics collected at one share; `comparable` is true if both revisions must generate equal texts."""
 
     held_s: float
     old: BackendStats = field(default_factory=BackendStats)

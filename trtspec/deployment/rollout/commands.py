@@ -171,10 +171,7 @@ def roll_back(journal: DeploymentJournal, on_event: OnEvent) -> dict[str, Any]:
 
 
 def previous_revision(journal: DeploymentJournal, record: DeploymentRecord) -> tuple[int, str]:
-    """Return the latest previously served revision that is still staged, and the path it was built at.
-
-    Raises DeployError if there is no such revision.
-    """
+    """Return the latest other revision that is still staged, and its build path; raises DeployError otherwise."""
     served = [entry for entry in journal.entries() if entry["state"] == "live" and entry.get("revision")]
     for entry in reversed(served):
         place = revision_dir(journal, entry["revision"]) / "artifact"

@@ -141,10 +141,7 @@ class DockerSettings:
 
 
 def render_docker(workload: ContainerWorkload, repository: Path) -> RenderedFiles:
-    """Return the compose file and the Dockerfile; without an image, only the Dockerfile.
-
-    Ports that are not requested are the container's.
-    """
+    """Return the compose file and the Dockerfile of a workload; without an image, only the Dockerfile."""
     options = workload.options
     exposure_warning(options.host)
     image = parse_settings(DockerSettings, options.settings).image
@@ -230,10 +227,7 @@ def fetch_log(journal: DeploymentJournal) -> None:
 
 
 def _state(record: DeploymentRecord) -> str:
-    """Return the state of a deployment as reported by docker; the recorded states stopped and failed are final.
-
-    Return "unknown" if docker cannot be queried.
-    """
+    """Return the state that docker reports, or "unknown"; the recorded states stopped and failed are final."""
     if record.state in ("stopped", "failed"):
         return record.state
     try:

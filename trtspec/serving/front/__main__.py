@@ -94,10 +94,7 @@ def _listen(host: str, port: int, name: str) -> socket.socket | None:
 
 
 def _most_connections() -> int:
-    """Return the maximum number of client connections, after raising the file descriptor limit if possible.
-
-    Each of them may need a second file descriptor for its connection to the server.
-    """
+    """Return the maximum number of client connections; raises the limit of file descriptors if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * MOST + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

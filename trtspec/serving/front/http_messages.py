@@ -257,10 +257,7 @@ class ChunkedBody:
     _is_last: bool = False
 
     def take(self, buffer: bytearray) -> bool:
-        """Decode bytes and remove them from the start of `buffer`; return True once the body is complete.
-
-        Raises RequestRejected if the body is malformed or too large.
-        """
+        """Decode and remove bytes of `buffer`; return True at the end of the body, raise RequestRejected if invalid."""
         at = 0
         try:
             while True:

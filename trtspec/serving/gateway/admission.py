@@ -75,10 +75,7 @@ class AdmissionControl:
         return 2 * self.texts >= self._limits.max_texts
 
     def _holder(self, authorization: str) -> bytes:
-        """Return the digest of the request's API key; raises ApiError if the key is invalid.
-
-        All configured digests are compared, in constant time.
-        """
+        """Compare the request's API key with all keys in constant time; return its digest or raise ApiError."""
         if not self._keys:
             return ANYBODY
         given = _digest(authorization.removeprefix("Bearer ").strip())

@@ -189,10 +189,7 @@ class Completions:
     async def _stream(
         self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: IndexedDeltas
     ) -> None:
-        """Send the deltas as server-sent events.
-
-        The response starts with the first token, so that earlier errors have their own HTTP status.
-        """
+        """Send deltas as server-sent events; the response starts with the first, so earlier errors set the status."""
         begun: set[int] = set()
         async for index, delta in deltas:
             if not begun:
@@ -228,10 +225,7 @@ def is_resumable(asked: RequestParameters) -> bool:
 
 
 async def merge_deltas(sources: Sequence[IndexedDeltas]) -> IndexedDeltas:
-    """Yield the deltas of several completions in the order of arrival.
-
-    Raises the first exception of a source. Closing the iterator closes all sources.
-    """
+    """Yield the deltas of several completions as they arrive; closing the iterator closes all sources."""
     queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(len(sources))
     tasks = [asyncio.ensure_future(_put(queue, source)) for source in sources]
     try:

@@ -197,7 +197,7 @@ class MirrorStats:
 
 @dataclass(frozen=True)
 class RouterStats:
-    """The gateway's statistics, by revision and of mirroring, since it loaded the routes of `generation`."""
+    """The gateway's statistics per revision and of mirroring, since it loaded the routes of `generation`."""
 
     generation: int = 0
     revisions: dict[int, BackendStats] = field(default_factory=dict)
@@ -254,10 +254,7 @@ def split_shares(old: Route, new: Route, share: int) -> tuple[Route, ...]:
 
 
 def next_route(routes: Sequence[Route], served: dict[int, int]) -> Route:
-    """Return the route for the next request: the one furthest below its share.
-
-    `served` has the number of requests so far by revision.
-    """
+    """Return the route of the next request, the one furthest below its share; `served` counts past requests."""
     total = 1 + sum(served.get(route.revision, 0) for route in routes)
     return max(
         (route for route in routes if route.share),

@@ -163,10 +163,7 @@ class TokenGeneration(GenerationState):
 
 
 class TextGeneration(GenerationState):
-    """A completion that the model returns as text.
-
-    With `own_counts`, `num_output_tokens` counts the tokens of one response instead of all so far.
-    """
+    """A completion returned as text; with `own_counts`, `num_output_tokens` counts one response instead of all."""
 
     def __init__(self, asked: RequestParameters, prompt: Prompt, *, own_counts: bool) -> None:
         super().__init__(asked, prompt)

@@ -46,10 +46,7 @@ class RequestBodies:
         self._turn = asyncio.Lock()
 
     def grow(self, had: int, more: int) -> None:
-        """Count `more` received bytes of a body of `had` bytes.
-
-        Raises ApiError if the body is large and all bodies together exceed the memory limit.
-        """
+        """Count `more` bytes of a body of `had` bytes; raises ApiError for a large body if memory is exhausted."""
         if had + more > LARGE_BYTES and self._bytes + more > self._most:
             raise overloaded("too many large request bodies are being read")
         self._bytes += more
@@ -150,10 +147,7 @@ class HttpExchange:
             self.broken, self.status = "client_left", self.status or CLIENT_DISCONNECTED
 
     def check(self, now: float) -> None:
-        """Cancel the work if the client or the model exceeds its time limit.
-
-        Call it every TICK_S seconds with the time from `time.monotonic`.
-        """
+        """Cancel the work if the client or the model exceeds its time limit; call it every TICK_S seconds."""
         waited = now - self._since
         if self._writes and waited > self._limits.write_timeout_s:
             self._end(ApiError(CLIENT_DISCONNECTED, "the client does not read the response", code="slow_client"))
@@ -188,10 +182,7 @@ class HttpExchange:
         self._writes = False
 
     async def end_stream(self, event: bytes = DONE) -> None:
-        """Send the last event and end the response.
-
-        A stream that a shutdown interrupts ends with an empty event instead of `[DONE]`.
-        """
+        """Send the last event; a stream that a shutdown interrupts ends with an empty event instead of `[DONE]`."""
         await self._send({"type": "http.response.body", "body": event})
 
     async def respond(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -242,10 +233,7 @@ class HttpExchange:
             pass
 
     async def _read_body(self, parts: list[bytes]) -> None:
-        """Append the received parts of the body to `parts`.
-
-        Raises ApiError if the declared or actual size exceeds the limit, or if the client disconnects.
-        """
+        """Append the received parts to `parts`; raises ApiError if the body is too large or the client disconnects."""
         most = self._limits.max_body_bytes
         too_large = ApiError(413, f"the body is larger than {most:,} bytes", code="body_too_large")
         declared = self.headers.get("content-length", "")

@@ -184,10 +184,7 @@ def _failure(error: BaseException, exchange: HttpExchange) -> str:
 
 
 class Router:
-    """Distributes requests over the revisions; create it inside the running event loop.
-
-    A revision without a route is closed once its open requests have finished.
-    """
+    """Distributes requests over revisions, and retires unused ones; create it inside the running event loop."""
 
     def __init__(self, config: GatewayConfig, prompts: PromptReader, gate: AdmissionControl) -> None:
         self._gate = gate

@@ -141,10 +141,7 @@ def token_request(
 
 
 def text_request(model: TritonModelInfo, text: str, asked: RequestParameters, seed: int) -> Any:
-    """Return the ModelInferRequest for a model with text as input and output.
-
-    Raises ApiError if the model does not support a requested parameter.
-    """
+    """Return the ModelInferRequest of a model with text tensors; raises ApiError for unsupported parameters."""
     if asked.logit_bias:  # a text model accepts biases by word, and not every token is a word
         raise unsupported("logit_bias", "logit_bias")
     request = RequestBuilder(model)
@@ -221,10 +218,7 @@ def _add_sampling(
 
 
 def _log_probs(request: RequestBuilder, asked: RequestParameters) -> list[str]:
-    """Add the inputs for the requested log probabilities and return the names of their outputs.
-
-    Raises ApiError if the model does not support them.
-    """
+    """Add the inputs for log probabilities and return the output names; raises ApiError if unsupported."""
     if asked.top_logprobs is None:
         return []
     if LOG_PROBS not in request.model.outputs:

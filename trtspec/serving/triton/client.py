@@ -61,10 +61,7 @@ class Client:
         return cls(f"http://{f'[{host}]' if ':' in host else host}:{port}", timeout_s, token)
 
     def is_ready(self, model: str | None = None) -> bool:
-        """Return True if the server, or one of its models, reports that it is ready.
-
-        The report does not prove that the model responds.
-        """
+        """Return True if the server, or one of its models, reports that it is ready, which may be wrong."""
         return self._succeeds("GET", f"/v2/models/{model}/ready" if model else "/v2/health/ready")
 
     def controls(self) -> bool:
@@ -75,10 +72,7 @@ class Client:
         return self._document("GET", "/v2/models/stats")
 
     def generate(self, request: Mapping[str, Any], model: str = "ensemble") -> dict[str, Any]:
-        """Send a request to a model's `generate` endpoint and return the response.
-
-        Raises DeployError with the server's message, or StepTimeout after `timeout_s`.
-        """
+        """Send a `generate` request and return the response; raises DeployError, or StepTimeout after `timeout_s`."""
         return self._document("POST", f"/v2/models/{model}/generate", with_special_tokens_flag(request))
 
     def _succeeds(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bool:

@@ -152,10 +152,7 @@ def load_config(path: Path) -> ModelConfig:
 
 
 def parse_config(text: str, *, where: str = "config.pbtxt") -> ModelConfig:
-    """Parse the text of a config.pbtxt.
-
-    Raises TrtspecError with line and column for an unknown field or an unfilled `${...}`.
-    """
+    """Parse a config.pbtxt; raises TrtspecError with the position of an unknown field or unfilled `${...}`."""
     for line, content in enumerate(text.splitlines(), 1):
         if found := re.search(r"\$\{[^}]*\}?", content):
             raise TrtspecError(
@@ -198,10 +195,7 @@ def _indent(line: str) -> str:
 
 
 def set_parameter(config: ModelConfig, key: str, value: str | int | float | bool) -> None:
-    """Set an entry of `parameters`, which Triton stores as text.
-
-    Raises TrtspecError if the value contains an unfilled placeholder.
-    """
+    """Set an entry of `parameters` as text; raises TrtspecError if it has an unfilled placeholder."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if "${" in text:
         raise TrtspecError(f"parameter {key}: {text!r} contains an unfilled placeholder", hint="write the value")

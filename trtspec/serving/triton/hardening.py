@@ -53,10 +53,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ServerOption:
-    """A command-line option of tritonserver and the first version that has it.
-
-    Servers without a `required` option are rejected.
-    """
+    """An option of tritonserver and the first version that has it; servers without a `required` one are rejected."""
 
     name: str
     value: str
@@ -89,10 +86,7 @@ def hardening_options(server: TritonServer, token: str) -> tuple[str, ...]:
 
 
 def supported_options(server: TritonServer) -> frozenset[str]:
-    """Return the option names in the server's `--help`; raises DeployError if it cannot be run.
-
-    Builds may leave some options out, so the version is not sufficient.
-    """
+    """Return the option names in a server's `--help`, because builds vary; raises DeployError if it fails."""
     try:
         completed = subprocess.run(
             [str(server.executable), "--help"],

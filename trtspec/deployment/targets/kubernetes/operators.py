@@ -94,10 +94,7 @@ def inference_pool(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def route(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the HTTPRoute to the pool.
-
-    A canary's route replaces the stable deployment's and splits requests between both by weight.
-    """
+    """Return the HTTPRoute to the pool; a canary's replaces the stable deployment's and splits by weight."""
     namespace, _, gateway = workload.settings.gateway.partition("/")
     settings, shares = workload.settings, [(workload.name, 100)]
     if settings.canary_of:
@@ -118,10 +115,7 @@ def route(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def _many_waiting(workload: ClusterWorkload) -> int:
-    """Return the number of waiting requests per server above which another server is started.
-
-    It is the batch size, or half of the queue limit if that is smaller.
-    """
+    """Return the waiting requests per server that trigger scaling up: a batch, or half of a shorter queue."""
     recipe = workload.manifest.recipe
     return min(recipe.engine.max_batch_size, max(1, recipe.serving.max_queue_size // 2))
 
@@ -132,10 +126,7 @@ def _scaled(workload: ClusterWorkload) -> dict[str, str]:
 
 
 def _of(metric: str, workload: ClusterWorkload) -> str:
-    """Return a PromQL selector of a metric for this deployment's pods, without NAME-canary's.
-
-    The pods are named NAME-x-y, or NAME-0-1 on several machines.
-    """
+    """Return a PromQL selector of a metric for the pods NAME-x-y, or NAME-0-1 on several machines."""
     name, _, rest = metric.partition("{")
     pods = "(-[a-z0-9]+){2}" if workload.machines == 1 else "(-[0-9]+){1,2}"
     chosen = [

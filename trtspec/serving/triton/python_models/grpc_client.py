@@ -112,10 +112,7 @@ METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 def is_last(response: Any) -> bool:
-    """Return True if a response is the last one of its request.
-
-    An error from before the request reached the model does not have the flag, and is the last response.
-    """
+    """Return True if a response is the last one of its request; an error without the flag is the last, too."""
     parameters = response.infer_response.parameters
     return parameters[IS_LAST].bool_param if IS_LAST in parameters else bool(response.error_message)
 
@@ -167,10 +164,7 @@ class ResponseStream:
         self._responses = responses
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
-        """Yield `(response, is_last)` for each response.
-
-        Raises ModelError if the model returns an error or the stream fails.
-        """
+        """Yield `(response, is_last)` pairs; raises ModelError if the model returns an error or the stream fails."""
         ended, refused = False, None
         try:
             # Read to the end of the stream: if cancelled after its last response, the server may keep the request.

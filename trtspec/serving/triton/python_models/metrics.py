@@ -150,10 +150,7 @@ class RequestMetrics:
             self.times.append((TTFT, self._first_at - self._arrived))
 
     def ended(self, reason: str, counts: Stats | None = None) -> None:
-        """Record the finish reason and the final counts.
-
-        The time to first token is unknown if all tokens, more than one, arrive in the last response.
-        """
+        """Record the finish reason and final counts; one response for all tokens gives no time to first token."""
         if self.reason is not None:
             return
         now = time.monotonic()
@@ -320,10 +317,7 @@ class TritonMetrics:
                 self._metric(family, value)
 
     def report(self, family: MetricSpec, amount: float, value: str = "") -> None:
-        """Increment a counter, observe a value in a histogram, or set a gauge.
-
-        `value` is the value of the metric's extra label, or "".
-        """
+        """Increment a counter, observe a histogram value or set a gauge; `value` is the extra label's value."""
         if family in self._made and (amount > 0 or family.kind != "counter"):
             getattr(self._metric(family, value), REPORTS[family.kind])(amount)
 

@@ -59,10 +59,7 @@ class TritonPythonModel:
         ]
 
     def token_lists_tensor(self, words: list[list[int]]) -> Array:
-        """Return token sequences as a word list tensor `[1, 2, n]`.
-
-        Without sequences, n is 0 with NVIDIA's defaults and 1 otherwise.
-        """
+        """Return a word list tensor `[1, 2, n]`; without words, n is 0 with NVIDIA's defaults, else 1."""
         if not words and self.is_nvidia:
             return np.zeros((1, 2, 0), np.int32)
         return encode_token_lists(words)[None]

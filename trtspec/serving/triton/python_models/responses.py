@@ -42,10 +42,7 @@ class RequestCancelled(Exception):
 
 
 class RequestLimit:
-    """Context manager that limits a model's open requests; raises Overloaded for further requests.
-
-    It is for models whose `execute` does not block.
-    """
+    """Context manager that limits the open requests of a model with a non-blocking `execute`; raises Overloaded."""
 
     def __init__(self, max_batch_size: int, max_queue_size: int) -> None:
         self._max_queue_size = max_queue_size
@@ -81,10 +78,7 @@ class Responder:
         shutdown.add(self, self.send_shutdown)
 
     def is_cancelled(self) -> bool:
-        """Return True if the client has disconnected or the last response was sent.
-
-        After the last response, the server must not be queried about the request.
-        """
+        """Return True if the client left or has its last response; the server must not be queried afterwards."""
         with self._own:
             return self._is_final or self._is_cancelled() or has_disconnected(DISCONNECTS, self._client)
 
@@ -104,10 +98,7 @@ class Responder:
         self.send(_error(self._pb_utils, SHUTTING_DOWN, "UNAVAILABLE"), final=True)
 
     def send(self, response: Any, *, final: bool) -> None:
-        """Send a response unless the last one was already sent.
-
-        A final call with None ends the request without a further response.
-        """
+        """Send a response unless the last one was sent; with None, end the request without a further response."""
         with self._own:
             if self._is_final:
                 return

@@ -70,10 +70,7 @@ class Settings:
 
     @property
     def max_queue_size(self) -> int:
-        """Return the maximum number of waiting requests; 0 if not set.
-
-        Old artifacts set it in the server's queue policy instead of a parameter.
-        """
+        """Return the maximum number of waiting requests, which old artifacts set in the server's queue policy."""
         policy = self._config.get("dynamic_batching", {}).get("default_queue_policy", {})
         return self.count("max_queue_size") or int(policy.get("max_queue_size", 0))
 
@@ -118,10 +115,7 @@ class Settings:
         return value
 
     def path(self, key: str) -> Path | None:
-        """Return a path parameter as an absolute path, or None if it is empty.
-
-        Paths are relative to the model's directory.
-        """
+        """Return a path relative to the model's directory as an absolute path, or None if the parameter is empty."""
         value = self.parameter(key)
         return (self._root / value).resolve() if value else None
 
@@ -196,10 +190,7 @@ class RequestTensors:
             raise
 
     def array(self, name: str) -> Array | None:
-        """Return an input without its batch dimension, or None if the client did not send it.
-
-        Raises TrtspecError if the batch dimension is not 1.
-        """
+        """Return an input without its batch dimension, or None if not sent; raises TrtspecError for several rows."""
         array = self.full_array(name)
         if array is None:
             return None
@@ -218,10 +209,7 @@ class RequestTensors:
         return array
 
     def scalar(self, name: str, default: Any = None) -> Any:
-        """Return the single value of an input as a Python value, or `default` if the client did not send it.
-
-        Raises TrtspecError if the input has several values.
-        """
+        """Return an input's only value, or `default` if not sent; raises TrtspecError if it has several values."""
         array = self.array(name)
         if array is None:
             return default

@@ -97,10 +97,7 @@ class ThreadedModel:
     """Base class of models that answer each request in a thread; Triton calls `execute` and `finalize` by name."""
 
     def begin(self, pb_utils: Any, args: dict[str, str], settings: Settings, server: LocalServerClient) -> None:
-        """Start the threads; call it at the end of a subclass's `initialize`.
-
-        `server` is the client for the models that do the work.
-        """
+        """Start the threads at the end of `initialize`; `server` is the client for the models that do the work."""
         self.decoupled, self.inputs, self.is_nvidia = settings.decoupled, settings.inputs, settings.is_nvidia
         self.server = server
         self.departures = CancellationWatcher()
