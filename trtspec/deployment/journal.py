@@ -345,7 +345,7 @@ class DeploymentJournal:
         return record
 
     def annotate(self, record: DeploymentRecord, detail: str) -> None:
-        """Record a change of the record that does not change the state."""
+        """Write a changed record and a journal entry, without a transition to another state."""
         self.note(record, record.state, detail)
         self._put(record)
 

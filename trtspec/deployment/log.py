@@ -158,7 +158,7 @@ def problem_lines(text: str) -> str:
 
 
 def _booted_at() -> float:
-    """Return this machine's boot time in seconds of the epoch; 0 if unknown."""
+    """Return this machine's boot time in seconds since the epoch; 0 if unknown."""
     try:
         lines = PROC_STAT.read_text().splitlines()
     except OSError:

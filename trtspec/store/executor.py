@@ -41,7 +41,7 @@ class Observer(Protocol):
         """Called when a running step reports its current activity."""
 
     def step_finished(self, step: Step, status: Status, seconds: float) -> None:
-        """Called when a step's output is in the store, built or found, after `seconds` of this run."""
+        """Called when a step's output is in the store; `seconds` is the time spent on the step in this run."""
 
 
 class Unobserved:

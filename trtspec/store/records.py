@@ -44,7 +44,7 @@ class Leases:
         return dict(document["users"])
 
     def note(self, keys: Collection[str], user: str) -> None:
-        """Record that `user`, a recipe's name, uses these entries now; errors are ignored."""
+        """Record that `user`, a recipe's name, uses these entries now; OS errors are ignored."""
         with suppress(OSError), self._lock("uses"):
             for key in keys:
                 _write(

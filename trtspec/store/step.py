@@ -122,7 +122,7 @@ class Step(ABC):
 
     @cached_property
     def key(self) -> str:
-        """The identity of the output: a digest (64 hex digits) of class, version and fields, with steps by key."""
+        """The identity of the output: a digest of class, version and fields, in which steps are replaced by keys."""
         identity = {name: _by_key(value) for name, value in key_fields(self).items()}
         return compute_digest("trtspec.step/1", (self._kind(), self.VERSION, identity))
 

@@ -2,8 +2,8 @@
 """Declarations of tensors that only NVIDIA's models have, for recipes with `serving.defaults: nvidia`.
 
 Source: NVIDIA/TensorRT-LLM:triton_backend/all_models/inflight_batcher_llm/{ensemble,tensorrt_llm,tensorrt_llm_bls,
-preprocessing}/config.pbtxt@2a9abd95. Each line describes a tensor: name, type, dims, and R
-for allow_ragged_batch. No engine of trtspec supports these inputs, so requests with one are rejected
+preprocessing}/config.pbtxt@2a9abd95. Each line describes a tensor: name, type, dims, and R for
+allow_ragged_batch. No engine of trtspec supports these inputs, so requests with one are rejected
 (`python_models.tensors`). Clients may request the outputs, but responses omit them, as NVIDIA's models do if the engine
 does not produce them.
 """

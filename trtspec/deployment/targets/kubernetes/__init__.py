@@ -219,7 +219,7 @@ def state(record: DeploymentRecord) -> str:
 
 
 def stop(name: str) -> dict[str, Any]:
-    """Delete the applied objects after open streams have finished; the namespace and its volumes remain."""
+    """Delete the applied objects; open streams may finish, and the namespace and its volumes remain."""
     journal = DeploymentJournal(name)
     record = journal.read_existing()
     was_running = state(record) not in ("stopped", "failed", "dead")

@@ -150,7 +150,7 @@ class DrainWatcher(PollingThread):
     """Calls the `end` callback of each open request when the server's ending file appears."""
 
     def __init__(self, model: str) -> None:
-        """Watch the server of the model in the directory `model`."""
+        """Watch the ending file of the server whose model is in the directory `model`."""
         self._file = ending_file(Path(model).parent)
         self._open: dict[object, Callable[[], None]] = {}
         super().__init__("shutdown", DRAIN_POLL_S)

@@ -42,7 +42,7 @@ class RequestCancelled(Exception):
 
 
 class RequestLimit:
-    """Context manager that limits the open requests of a model with a non-blocking `execute`; raises Overloaded."""
+    """Context manager that limits the open requests of a model; raises Overloaded if the limit is reached."""
 
     def __init__(self, max_batch_size: int, max_queue_size: int) -> None:
         self._max_queue_size = max_queue_size
@@ -87,7 +87,7 @@ class Responder:
         self.send(respond(self._pb_utils, make, self.wanted), final=final)
 
     def send_failure(self, error: Exception) -> None:
-        """Send an exception as the last response, an error."""
+        """Send an error response for an exception as the last response of the request."""
         self.send(failure(self._pb_utils, error), final=True)
 
     def send_cancelled(self) -> None:
