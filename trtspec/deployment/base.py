@@ -239,9 +239,9 @@ def remove(name: str, *, force: bool = False) -> dict[str, Any]:
 
 
 def _stopped(name: str, record: DeploymentRecord, *, force: bool) -> str:
-    """Stop a deployment before its removal, if it runs.
+    """Stop a deployment before its removal; return the error message of a failed stop, else "".
 
-    Return the error message if that fails with `force`, else "". Raises DeployError without `force`, also if it runs.
+    Without `force`, raises DeployError if the deployment runs or the stop fails.
     """
     target = find_target(record.target)
     state = target.state(record)
@@ -260,7 +260,7 @@ def _stopped(name: str, record: DeploymentRecord, *, force: bool) -> str:
 
 
 def promote(name: str) -> dict[str, Any]:
-    """Promote the new revision of the rollout in progress now; its gates must have passed."""
+    """Promote the new revision of the rollout in progress once its gates have passed, without further shares."""
     with _os_errors_as_deploy_errors():
         return run_command(_journal_with_rollouts(name), PROMOTE, "promoted")
 

@@ -151,7 +151,7 @@ ShouldStop = Callable[[], bool]  # called on every iteration; returns True to st
 
 @dataclass
 class ManagedServer:
-    """The server of a revision and its HTTP front; the revision is staged at `place`, the deployment at `root`."""
+    """A tritonserver and its HTTP front; `place` is the directory of the revision, `root` of the deployment."""
 
     root: Path
     place: Path

@@ -63,7 +63,7 @@ def select_prunable(uses: Sequence[EntryUsage], limits: PruneLimits, now: dateti
 
 
 def remove(store: Store, chosen: Sequence[EntryUsage], *, dry_run: bool) -> PruneResult:
-    """Remove entries, or with `dry_run` only report them; entries that a running build holds by now are kept."""
+    """Remove entries, or only report them with `dry_run`; entries that a running build holds are kept."""
     gone, freed, total = [], 0, 0
     for entry in (each.entry for each in chosen):
         own = _unshared_bytes(entry)

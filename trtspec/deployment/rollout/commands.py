@@ -171,7 +171,7 @@ def roll_back(journal: DeploymentJournal, on_event: OnEvent) -> dict[str, Any]:
 
 
 def previous_revision(journal: DeploymentJournal, record: DeploymentRecord) -> tuple[int, str]:
-    """Return the latest other revision that is still staged, and its build path; raises DeployError otherwise."""
+    """Return the number and build path of the latest other staged revision; raises DeployError if none is left."""
     served = [entry for entry in journal.entries() if entry["state"] == "live" and entry.get("revision")]
     for entry in reversed(served):
         place = revision_dir(journal, entry["revision"]) / "artifact"
