@@ -81,7 +81,7 @@ def render_unit(
     """Return the text of a unit that runs `trtspec deploy` on an artifact with `options`, bound to `host`.
 
     `drain_s` (seconds) and `openai_host` (the bind address of the OpenAI gateway) must equal the values in `options`,
-    if they are set there.
+    if any.
     """
     place = str(artifact.absolute())
     argv = [sys.executable, "-m", "trtspec", "deploy", place, "--host", host, *options]

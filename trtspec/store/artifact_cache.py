@@ -6,7 +6,7 @@ times cannot be set, so writing or replacing a file invalidates its record. A mo
 and times, but is a different device from the cache's. Its files are never cached.
 
 Equal inputs give equal manifests everywhere, so a manifest contains no locations. The directory of each source is
-recorded here, by the keys of the artifact's steps. Moving a source only makes this record obsolete.
+recorded in the cache, by the keys of the artifact's steps. Moving a source only makes this record obsolete.
 """
 
 from __future__ import annotations

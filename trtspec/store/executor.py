@@ -2,7 +2,7 @@
 """Execution of a plan: take outputs from the store, build the missing ones and notify an observer.
 
 Steps run sequentially in plan order. Steps that require devices run concurrently with the others, each on its own
-devices, as far as there are enough.
+devices, as far as devices are free.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def execute(plan: StepPlan, store: Store, observer: Observer, devices: Sequence[
     """Build the missing steps of a plan and return the results of all its steps, in plan order.
 
     The first exception of a step ends the run and is raised. Finished steps stay in the store, so the next run
-    continues there. `devices` are allocated to steps that require some; without any, such steps run like the others.
+    continues there. `devices` are allocated to steps that require some; without any, such steps run like other steps.
     """
     run = _Run(store, observer)
     with sigterm_as_interrupt():
@@ -167,7 +167,7 @@ class _Meter(StepProgress):
 
 
 def _run_concurrently(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
-    """Run steps with devices in threads and the others in this thread; the first failure stops all and is raised."""
+    """Run steps with devices in threads and other steps in this thread; the first failure stops all and is raised."""
     waiting, most = list(steps), len(free)
     lent: dict[Future[None], tuple[str, ...]] = {}
     with ThreadPoolExecutor(most) as pool:

@@ -56,7 +56,7 @@ class Leases:
 
     @contextmanager
     def holding(self, keys: Collection[str]) -> Iterator[None]:
-        """Context manager that protects entries, also if they are not built yet, from removal."""
+        """Context manager that protects entries, including future ones, from removal while the block runs."""
         path = self._root / "holds" / f"{os.getpid()}.{secrets.token_hex(4)}.json"
         lock = None
         with suppress(OSError), self._lock("holds"):

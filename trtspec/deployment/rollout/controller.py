@@ -246,7 +246,7 @@ class RolloutController(threading.Thread):
         self._run_checked(lambda: ensure_served_gates(client, root, load, undecided=self.rollout.undecided))
 
     def _canary(self, share: int) -> None:
-        """Hold a share of the requests until there are enough samples; share 0 only mirrors. Raises RolloutAborted."""
+        """Hold a share of the requests until enough samples exist; share 0 only mirrors. Raises RolloutAborted."""
         self._shares.give(share, shadow=self.rollout.limits.shadow)
         state = "canary" if share else "shadow"
         self._note(state, self.rollout.traffic(share), share if self._shares.has_entry else 0)

@@ -180,7 +180,7 @@ def status(name: str) -> dict[str, Any]:
 
 
 def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
-    """Stop a deployment or clean up after a dead one, and return its document; `was_running` tells them apart."""
+    """Stop a deployment, or clean up after a dead one; return its document, where `was_running` distinguishes both."""
     journal = DeploymentJournal(name)
     record = journal.read_existing()
     timeout_s = record.drain_s + STOP_MARGIN_S if timeout_s is None else timeout_s

@@ -63,7 +63,7 @@ class TrafficMirror:
         return replace(self._seen, old_s=old_s, new_s=new_s)
 
     def offer(self, body: dict[str, Any], live: CompletionJob) -> None:
-        """Mirror a finished request in the background if it belongs to the share and there is capacity."""
+        """Mirror a finished request in the background if it belongs to the share and capacity is free."""
         self._answered += 1
         if (self._answered * self.share) // 100 == ((self._answered - 1) * self.share) // 100:
             return

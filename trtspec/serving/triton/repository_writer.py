@@ -119,7 +119,7 @@ def write_model(model: Path, source: Path, config: ModelConfig) -> None:
 
 
 def _set_fields(config: ModelConfig, settings: ServingSettings) -> None:
-    """Apply the settings to those fields that the configuration already has."""
+    """Apply the settings to the fields that the configuration already has."""
     from trtspec.serving.triton.config import set_parameter
 
     config.max_batch_size = settings.max_batch_size

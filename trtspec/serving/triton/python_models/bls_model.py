@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `tensorrt_llm_bls` model: text in, text out, by speculative decoding with other models of the server.
 
-A draft model or a prompt lookup drafts, and a target verifies; without drafting here, the target works alone. Each
+A draft model or a prompt lookup drafts, and a target verifies; otherwise, the target works alone. Each
 request has its own thread, which waits for the models. The models batch the calls of all threads.
 """
 

@@ -188,7 +188,7 @@ Occupancy = Callable[[], tuple[int, int]]
 
 
 class EngineMetrics:
-    """The metrics of one model; `families` are those that its engine can report.
+    """The metrics of one model; `families` are the metrics that its engine can report.
 
     `occupancy` returns the numbers of running and waiting requests; by default they are derived from the open requests.
     `slots` is the maximum number of requests that the engine runs at once, for an engine that accepts more and does not

@@ -83,7 +83,7 @@ class Responder:
             return self._is_final or self._is_cancelled() or has_disconnected(DISCONNECTS, self._client)
 
     def send_tensors(self, make: Callable[[], NamedTensors], *, final: bool) -> None:
-        """Send those tensors of `make()` that the client requested; an exception in `make` is sent as an error."""
+        """Send the requested tensors among those of `make()`; an exception in `make` is sent as an error."""
         self.send(respond(self._pb_utils, make, self.wanted), final=final)
 
     def send_failure(self, error: Exception) -> None:
@@ -126,7 +126,7 @@ class Responder:
 
 
 def respond(pb_utils: Any, make: Callable[[], NamedTensors], wanted: Container[str]) -> Any:
-    """Return a response with those tensors of `make()` that are in `wanted`, the requested outputs.
+    """Return a response with the tensors of `make()` whose names are in `wanted`, the requested outputs.
 
     Sending any other tensor crashes the stub of tritonserver before 2.53 on Python 3.12 and newer, which frees it
     without holding Python's lock (python_backend#390). An exception in `make` becomes the error of this request only.

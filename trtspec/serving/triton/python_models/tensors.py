@@ -170,7 +170,7 @@ class RequestTensors:
 
     @contextmanager
     def naming(self, names: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Context manager that replaces field names in TrtspecError messages by those that the client used.
+        """Context manager that replaces the field names in TrtspecError messages by the client's names.
 
         `names` maps this model's names to the client's. Older names are used if the request contains them.
         """

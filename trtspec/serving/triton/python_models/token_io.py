@@ -32,7 +32,7 @@ from trtspec.serving.triton.python_models.tensors import (
 
 
 def stop_sequences(pieces: TextPieces, stops: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of those stop strings that have a token sequence, for the engine to stop at."""
+    """Return the token ids of each stop string that has a token sequence, for the engine to stop at."""
     words = []
     for stop in stops:
         with suppress(TrtspecError):
