@@ -204,7 +204,10 @@ class RolloutController(threading.Thread):
         self._promote()
 
     def _watch(self) -> None:
-        """Wait for a failure of the new server, withdraw it and end it, so that threads waiting for it return."""
+        """Wait for a failure of the new server; then return its requests to the old revision and end the server.
+
+        Threads that wait for the new server then return.
+        """
         if fault := self._keeper.fault(lambda: self._over.is_set() or self._done.is_set(), TRIAL_STOPPED_S):
             self._fault = fault
             self._withdraw()

@@ -94,7 +94,7 @@ def inference_pool(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def route(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the HTTPRoute to the pool; a canary's replaces the stable deployment's and splits by weight."""
+    """Return the HTTPRoute to the pool; a canary's route replaces the stable one and splits requests by weight."""
     namespace, _, gateway = workload.settings.gateway.partition("/")
     settings, shares = workload.settings, [(workload.name, 100)]
     if settings.canary_of:
