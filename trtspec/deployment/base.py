@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of deploy targets. A module of `targets/` registers by defining `TARGET`; its name is the target's name."""
+"""Interface of deploy targets, and the operations on the deployments of all targets.
+
+A module of `targets/` registers a target by defining `TARGET`; the target has the module's name.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +47,16 @@ class DeployTarget:
 
     Attributes:
         deploy: serves an artifact; returns after the first answered request, and leaves nothing running on failure. The
-            deployment's name is locked meanwhile.
-        stop, status: of a deployment by name; without `status` the state is shown as in `trtspec ps`.
+            caller locks the deployment's name.
+        stop, status: stop a deployment, or return its status, by name; without `status`, the state is shown as in
+            `trtspec ps`.
         state: returns the state without contacting the server, by default from its process on this machine.
         render: returns the files that serve a workload in containers, which run `trtspec deploy` and thereby evaluate
-            the gates; raises DeployError for invalid options. The path is the artifact's model repository. It chooses
-            ports that the workload's options lack.
-        options: name to description, of `--target-option`.
+            the gates. The path is the artifact's model repository. Ports that the workload's options lack are chosen.
+            Raises DeployError for invalid options.
+        options: descriptions of the settings of `--target-option`, by name.
         fetch_log: copies the log to this machine.
-        rollouts: whether the target's supervisor replaces a live artifact by another one in a rollout.
+        rollouts: true if the target's supervisor replaces a live artifact by another one in a rollout.
     """
 
     deploy: Callable[[DeploymentJournal, Artifact, DeployOptions], RunningDeployment]
@@ -74,16 +78,15 @@ def deploy(
     baseline: str | None = None,
     on_left_out: Callable[[Sequence[SkippedCheck]], None] = lambda left_out: None,
 ) -> RunningDeployment:
-    """Serve an artifact whose gates pass.
+    """Serve an artifact if its gates pass.
 
-    The gates are settled by this user's earlier report, by measuring them now, or on the new server before it is live.
-
-    `baseline` is a server without speculation; `on_left_out` receives the skipped gates. Raises like `ensure_gates` and
-    the target.
+    The gates are decided by an earlier report of this user, by measuring them now, or on the new server before it is
+    live. `baseline` is the name or address of a server without speculation. `on_left_out` receives the skipped gates.
+    Raises like `ensure_gates` and the target.
     """
     where, skip = find_target(target), options.skip_gates
     if options.name is not None:
-        DeploymentJournal(options.name)  # raises for an invalid name before gates are measured
+        DeploymentJournal(options.name)  # raises for an invalid name, before gates are measured
     artifact = load_artifact(root, options.manifest)
     _check_free(options.name or artifact.recipe.name, target)
     if where.render is not None:
@@ -112,7 +115,7 @@ def deploy(
 
 
 def serve(artifact: Artifact, target: str, options: DeployOptions) -> RunningDeployment:
-    """Serve an artifact without evaluating its gates first; a live deployment of its name is replaced in a rollout."""
+    """Serve an artifact without evaluating its gates; a live deployment of its name is replaced in a rollout."""
     where = find_target(target)
     with _os_errors_as_deploy_errors():
         journal = DeploymentJournal(options.name or artifact.recipe.name)
@@ -124,7 +127,7 @@ def serve(artifact: Artifact, target: str, options: DeployOptions) -> RunningDep
 
 
 def _announce(artifact: Artifact, on_event: OnEvent, gates: tuple[str, ...], in_process: bool) -> None:
-    """Report why gates are measured, how long this takes and how to skip it."""
+    """Report that gates will be measured, with the reason, the expected duration and the option to skip them."""
     root, takes = artifact.root, "on its server before it is live"
     if in_process:
         seconds = deploy_estimate_s(root, artifact.manifest)
@@ -157,7 +160,7 @@ def _check_settings(target: str, settings: Mapping[str, str]) -> None:
 
 
 def _check_free(name: str, target: str) -> None:
-    """Raise DeployError if the name runs on another target, whose deployment would be lost."""
+    """Raise DeployError if a deployment of this name runs on another target; its record would be lost."""
     record = DeploymentJournal(name).read()
     if record is None or record.target == target or record.state not in (*STARTING, "live"):
         return
@@ -167,7 +170,7 @@ def _check_free(name: str, target: str) -> None:
 
 
 def resolve_server_address(what: str) -> tuple[str, dict[str, Any]]:
-    """Return the server address for a deployment name or URL, and the status of a named deployment."""
+    """Return the HTTP address of a deployment name or URL, and the status document of a named deployment."""
     if "://" in what:
         return what, {}
     document = status(what)
@@ -175,7 +178,7 @@ def resolve_server_address(what: str) -> tuple[str, dict[str, Any]]:
 
 
 def status(name: str) -> dict[str, Any]:
-    """Return the status of a deployment on any target."""
+    """Return the status document of a deployment on any target."""
     with _os_errors_as_deploy_errors():
         target, journal = deployment_target(name), DeploymentJournal(name)
         if target.status is None:
@@ -210,7 +213,7 @@ def _utc(seconds: float) -> str | None:
 
 
 def stop(name: str) -> dict[str, Any]:
-    """Stop a deployment on any target."""
+    """Stop a deployment on any target and return its document."""
     with _os_errors_as_deploy_errors():
         return deployment_target(name).stop(name)
 
@@ -218,8 +221,8 @@ def stop(name: str) -> dict[str, Any]:
 def remove(name: str, *, force: bool = False) -> dict[str, Any]:
     """Remove the record, journal, logs and revisions of a deployment that does not run.
 
-    With `force` a running deployment is stopped first, and removed even if it cannot be stopped; then `left` gives the
-    reason why it may still run. Without `force`, a running deployment raises DeployError.
+    With `force`, a running deployment is stopped first. It is removed even if it cannot be stopped; the result's `left`
+    is then the reason why it may still run. Without `force`, a running deployment raises DeployError.
     """
     with _os_errors_as_deploy_errors():
         journal, left = DeploymentJournal(name), "its record is unreadable"
@@ -236,7 +239,10 @@ def remove(name: str, *, force: bool = False) -> dict[str, Any]:
 
 
 def _stopped(name: str, record: DeploymentRecord, *, force: bool) -> str:
-    """Stop a deployment, if it runs, for its removal; return the error message if that fails with `force`, else ""."""
+    """Stop a deployment before its removal; return the error message of a failed stop, else "".
+
+    Without `force`, raises DeployError if the deployment runs or the stop fails.
+    """
     target = find_target(record.target)
     state = target.state(record)
     if state in OVER:
@@ -254,19 +260,19 @@ def _stopped(name: str, record: DeploymentRecord, *, force: bool) -> str:
 
 
 def promote(name: str) -> dict[str, Any]:
-    """Promote the new revision of the rollout in progress now; its gates have already passed."""
+    """Promote the new revision of the rollout in progress once its gates have passed, without further shares."""
     with _os_errors_as_deploy_errors():
         return run_command(_journal_with_rollouts(name), PROMOTE, "promoted")
 
 
 def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
-    """End the rollout in progress, or return to the previous revision."""
+    """Roll back the rollout in progress, or return to the previous revision in a new rollout."""
     with _os_errors_as_deploy_errors():
         return roll_back(_journal_with_rollouts(name), on_event)
 
 
 def _journal_with_rollouts(name: str) -> DeploymentJournal:
-    """Return a deployment's journal; raise DeployError if its target does not support rollouts."""
+    """Return a deployment's journal; raises DeployError if its target does not support rollouts."""
     journal = DeploymentJournal(name)
     target = journal.read_existing().target
     if not find_target(target).rollouts:
@@ -275,14 +281,14 @@ def _journal_with_rollouts(name: str) -> DeploymentJournal:
 
 
 def fetch_log(name: str) -> DeploymentJournal:
-    """Return the journal of a deployment whose log is on this machine, fetched from its target."""
+    """Fetch the log of a deployment to this machine and return the deployment's journal."""
     journal = DeploymentJournal(name)
     deployment_target(name).fetch_log(journal)
     return journal
 
 
 def history(name: str) -> list[dict[str, Any]]:
-    """Return the journal of a deployment and its revisions, oldest first."""
+    """Return the journal entries of a deployment and its revisions, oldest first, with times in ISO 8601."""
     journal = DeploymentJournal(name)
     journal.read_existing()
     return [entry | {"time": _utc(entry["time"])} for entry in journal.entries()]
@@ -293,14 +299,14 @@ def deployment_target(name: str) -> DeployTarget:
 
 
 def find_target(name: str) -> DeployTarget:
-    """Return a target by name; raise TrtspecError with the known names if it is unknown."""
+    """Return a target by name; raises TrtspecError with the known names if it is unknown."""
     target: DeployTarget = find_extension("trtspec.deployment.targets", "TARGET", name, "deploy target")
     return target
 
 
 @contextmanager
 def _os_errors_as_deploy_errors(place: Path | None = None) -> Iterator[None]:
-    """Convert operating system errors to DeployError; `place`, or the state directory, replaces a missing path."""
+    """Context manager that converts OSErrors to DeployError; `place` or the state directory is the default path."""
     try:
         yield
     except OSError as error:

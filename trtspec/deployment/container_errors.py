@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running docker and kubectl, and the causes of their failures, recognized by patterns of their standard error.
+"""Runs docker and kubectl, and recognizes the causes of their failures by patterns of their standard error.
 
 The patterns match texts of docker's CLI, daemon and compose plugin, of kubectl and of the Kubernetes API server. The
 error has the cause and a fix, followed by the program's own output; unrecognized output is shown unchanged.
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from trtspec.core.errors import DeployError, StepTimeout
 
-MOST_LINES = 5  # of the program's output
+MOST_LINES = 5  # of the program's output in an error
 RENDER = "render the files for another machine with --render DIR"
 
 
 @dataclass(frozen=True)
 class FailureCause:
-    """A recognized cause of a program failure.
+    """A recognized cause of a program's failure; `pattern` matches its standard error.
 
     `is_before` is true if the failure occurs before anything is started or changed. `message` and `hint` may refer to
     groups of the pattern.
@@ -33,7 +33,7 @@ class FailureCause:
 
 
 class ToolFailed(DeployError):
-    """A program failed. `is_before` is true if it did not start or change anything."""
+    """Raised if docker or kubectl fails; `is_before` is true if it did not start or change anything."""
 
     def __init__(self, message: str, *, hint: str, is_before: bool) -> None:
         super().__init__(message, hint=hint)
@@ -220,9 +220,9 @@ def run_tool(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return the output of a program; raise ToolFailed, DeployError if it cannot be run, StepTimeout if it is late.
+    """Run a program and return its standard output; `what` is the program and its subcommand.
 
-    `what` is the program and its subcommand.
+    Raises ToolFailed if it fails, DeployError if it cannot be run, and StepTimeout after `timeout_s` seconds.
     """
     try:
         done = subprocess.run(command, capture_output=True, env=environment, timeout=timeout_s, check=False)

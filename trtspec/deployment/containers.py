@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all container targets share: the requirements of a container that serves an artifact, and rendered files.
+"""Code shared by all container targets: the requirements of a container that serves an artifact, and rendered files.
 
 The requirements are derived from the manifest. A container runs `trtspec deploy` in the foreground, which stages the
 models, starts the server, evaluates the gates and supervises the server, as on this machine. It runs as an unprivileged
@@ -43,7 +43,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def as_yaml(*documents: Mapping[str, Any], head: str = "") -> str:
-    """Return documents as YAML below a header of comments."""
+    """Return documents as YAML below a comment with `head` and the mark of rendered files."""
     lines = [*head.split("\n"), f"({MARK})"] if head else [MARK]
     comments = "".join(f"# {line}".rstrip() + "\n" for line in lines)
     texts = [yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True) for each in documents]
@@ -51,7 +51,10 @@ def as_yaml(*documents: Mapping[str, Any], head: str = "") -> str:
 
 
 def write_rendered(out: Path, rendered: Mapping[str, str]) -> list[str]:
-    """Write files below a directory and return their paths; raise DeployError instead of overwriting foreign files."""
+    """Write files below a directory and return their paths, sorted.
+
+    Raises DeployError instead of overwriting files that trtspec did not render.
+    """
     for path in rendered:
         place = out / path
         if place.exists() and (MARK not in place.read_text(errors="replace") or place.is_symlink()):
@@ -67,7 +70,7 @@ Settings = TypeVar("Settings")
 
 
 def parse_settings(kind: type[Settings], given: Mapping[str, str]) -> Settings:
-    """Return `kind`, a frozen dataclass of str and int fields, filled from strings.
+    """Parse settings, given as strings, into `kind`, a frozen dataclass of str and int fields.
 
     Raises DeployError for an unknown or invalid setting.
     """
@@ -93,16 +96,16 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "TRTSPEC_CACHE": f"{STATE}/cache",
     "TRTSPEC_STATE": STATE,
-    "USER": "trtspec",  # torch looks the user up, who is not in /etc/passwd
+    "USER": "trtspec",  # torch looks up the user, which is not in /etc/passwd
 }
-PROBE_S, ALIVE_S = 10, 60  # time limits for a text: readiness, liveness
-PROPAGATION_S = 15  # until proxies stop sending requests to a terminating server
+PROBE_S, ALIVE_S = 10, 60  # time limits of a probe's request: readiness, liveness
+PROPAGATION_S = 15  # time for proxies to stop sending requests to a terminating server
 CLEANUP_S = 30
 MAX_DRAIN_S = 600
 MAX_GRACE_S = PROPAGATION_S + MAX_DRAIN_S + CLEANUP_S
 STATE_BYTES = 4 << 30
 HOST_BYTES, GPU_HOST_BYTES = 4 << 30, 8 << 30  # processes without weights: Python, torch, and CUDA with a GPU
-READ_BYTES_S = 200 << 20  # of a slow disk
+READ_BYTES_S = 200 << 20  # throughput of a slow disk
 MIN_TOKENS_PER_S = 20  # slowest assumed stream, about reading speed
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MAX_LABEL_CHARS = 50  # of 63; names of components append a suffix
@@ -127,7 +130,7 @@ class ContainerWorkload:
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
-        """Return the visible GPUs: all up to the highest in the recipe's placement; empty on a CPU.
+        """Return the numbers of the visible GPUs: all up to the highest in the recipe's placement; () on a CPU.
 
         A container numbers its GPUs from 0, and the artifact's models refer to GPUs by number.
         """
@@ -138,18 +141,21 @@ class ContainerWorkload:
 
     @property
     def weight_bytes(self) -> int:
-        """Return the size of the checkpoints and engines, which are read at startup."""
+        """Return the size in bytes of the checkpoints and engines, which are read at startup."""
         roots = (f"{CHECKPOINTS}/", f"{ENGINES}/")
         return sum(record.size for record in self.manifest.files if record.path.startswith(roots))
 
     @property
     def shm_bytes(self) -> int:
-        """Return the shared memory for tensors of Triton's Python models and NCCL's buffers between GPUs."""
+        """Return the bytes of shared memory, for tensors of Triton's Python models and NCCL's buffers."""
         return (2 + max(len(self.gpu_ids) - 1, 0)) << 30
 
     @property
     def memory_bytes(self) -> int:
-        """Return the host memory per machine: 1.25 times the plan on a CPU, else room to load the weights."""
+        """Return the bytes of host memory per machine, rounded up to GiB.
+
+        On a CPU this is 1.25 times the planned memory plus an overhead. With GPUs, it is enough to load the weights.
+        """
         if self.gpu_ids:
             return _in_gib(GPU_HOST_BYTES + self.shm_bytes + self.weight_bytes)
         planned = sum(device.total_bytes for device in self.manifest.memory)
@@ -157,18 +163,21 @@ class ContainerWorkload:
 
     @property
     def startup_s(self) -> int:
-        """Return the time limit of loading in seconds."""
+        """Return the time limit in seconds for loading the models."""
         return 300 + 60 * (self.weight_bytes // READ_BYTES_S // 60)
 
     @property
     def drain_s(self) -> int:
-        """Return the seconds in which open streams may finish on shutdown (the longest stream); at most 600."""
+        """Return the seconds in which open streams may finish at shutdown, at most MAX_DRAIN_S.
+
+        The default is the duration of the longest stream at MIN_TOKENS_PER_S.
+        """
         longest_s = max(60, self.manifest.recipe.engine.max_seq_len // MIN_TOKENS_PER_S)
         return min(MAX_DRAIN_S, self.options.drain_s or longest_s)
 
     @property
     def grace_s(self) -> int:
-        """Return the seconds between the request to stop and SIGKILL."""
+        """Return the seconds between the stop request and SIGKILL."""
         return PROPAGATION_S + self.drain_s + CLEANUP_S
 
     @property
@@ -182,7 +191,7 @@ class ContainerWorkload:
         return ["trtspec", "deploy", ARTIFACT, *place, *skipped, *bound]
 
     def probe(self, within_s: int) -> list[str]:
-        """Return the argv of the probe that requests a text and exits with 1 if none arrives in time."""
+        """Return the command of a health probe, which exits with 1 if no text arrives within `within_s` seconds."""
         return ["python3", "-m", "trtspec.deployment.health", self.name, f"--within={within_s}"]
 
 
@@ -192,7 +201,7 @@ def make_workload(artifact: Artifact, options: DeployOptions) -> ContainerWorklo
 
 
 def dns_label(name: str) -> str:
-    """Return a name as a DNS label; a changed name gets a digest suffix."""
+    """Convert a name to a DNS label; a changed name gets a digest suffix."""
     if LABEL.fullmatch(name) and len(name) <= MAX_LABEL_CHARS:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -201,7 +210,7 @@ def dns_label(name: str) -> str:
 
 
 def check_image(image: str, workload: ContainerWorkload) -> str:
-    """Return an image reference with a digest; raise DeployError, with instructions, for any other."""
+    """Return an image reference unchanged; raises DeployError, with instructions, if it lacks a digest."""
     if re.fullmatch(IMAGE, image):
         return image
     bases = workload.serving.images(workload.manifest.recipe.engine.version)
@@ -240,7 +249,7 @@ ENTRYPOINT []
 
 
 def quantity(number: int) -> str:
-    """Return bytes in Kubernetes notation, e.g. 24Gi."""
+    """Return a number of bytes in Kubernetes notation, rounded up to GiB, such as 24Gi."""
     return f"{-(-number // (1 << 30))}Gi"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAI gateway of a deployment: configuration, process spec, readiness, and the wait for first texts."""
+"""The OpenAI gateway of a deployment: its configuration, its process spec, readiness, and the wait for first texts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ GATEWAY_CONFIG_FILE, ROUTES, KEYS_FILE = "openai.json", "openai.routes", "openai
 KEYS = "TRTSPEC_OPENAI_KEYS"
 ANSWER_S = 2.0
 HTTP_OK = 200
-TOKENS = 16  # of a first text
+TOKENS = 16  # length of a first text
 MAX_SAID = 200
 
 
 def gateway_process(journal: DeploymentJournal, record: DeploymentRecord) -> ProcessSpec:
-    """Return the process spec of a deployment's gateway; raise DeployError if it cannot be started.
+    """Return the process spec of a deployment's gateway; raises DeployError if it cannot be started.
 
     API keys from the environment are written to a file that only this user can read, so that the other processes of the
     deployment do not see them.
@@ -66,17 +66,17 @@ def revision_config(journal: DeploymentJournal, record: DeploymentRecord) -> Gat
 
 
 def is_gateway_ready(url: str) -> bool:
-    """Return whether a gateway's readiness URL answers with status 200."""
+    """Return True if a gateway's readiness URL answers with status 200."""
     return http_status(url, ANSWER_S) == HTTP_OK
 
 
 def wait_for_first_response(
     record: DeploymentRecord, root: Path, deadline: float, hint: Callable[[], str]
 ) -> list[str]:
-    """Return the endpoints after each has served a text, by `deadline` of the monotonic clock.
+    """Wait until each endpoint has served a text, and return the names of the endpoints.
 
-    `root` is the deployment's directory, `hint` returns the hint of errors. Raises StepTimeout for a slow endpoint,
-    SmokeTestFailed for one that fails.
+    `deadline` is a time of the monotonic clock, `root` the deployment's directory. `hint` returns the hint of errors.
+    Raises StepTimeout for a slow endpoint, and SmokeTestFailed for one that fails.
     """
     asks: dict[str, Callable[[float], object]] = {}
     asks["Triton"] = lambda left: request_text(record.endpoints["http"], left, TOKENS)
@@ -95,7 +95,7 @@ def wait_for_first_response(
 
 
 def _request_gateway_text(record: DeploymentRecord, keys: Path, timeout_s: float) -> None:
-    """Request a text from the gateway; raise DeployError, or StepTimeout after `timeout_s`."""
+    """Request a text from the gateway; raises DeployError if it fails, StepTimeout after `timeout_s` seconds."""
     body = {"model": record.name, "prompt": PROMPT, "max_tokens": TOKENS}
     headers = {"Content-Type": "application/json"}
     if keys.is_file():

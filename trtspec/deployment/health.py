@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health of a server: observations of its processes and answers, failure detection, and the restart policy.
 
-`FailureDetector` and `RestartPolicy` are pure functions of time: they use neither a clock nor processes. All times are
-seconds of one monotonic clock.
+`FailureDetector` and `RestartPolicy` are pure: they use neither a clock nor processes. All times are seconds of one
+monotonic clock.
 
 `python3 -m trtspec.deployment.health NAME --within SECONDS` is the health probe of a container: it requests one text
 from a live deployment. Triton's readiness is not sufficient: it reports ready with dead models, and briefly not ready
@@ -36,12 +36,12 @@ from trtspec.serving.front import UNAVAILABLE_MESSAGE
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.names import DRAFT
 
-STOPPED_S = 2.0  # a debugger or tracer stops a process for less time
-SILENT_S = 3.0  # no answer, and no thread is computing
-BUSY_S = 600.0  # no answer while a thread computes: an earlier long text, or an endless loop
+STOPPED_S = 2.0  # longer than a debugger or tracer stops a process
+SILENT_S = 3.0  # time limit without an answer while no thread computes
+BUSY_S = 600.0  # time limit without an answer while a thread computes: an earlier long text, or an endless loop
 DIED, STOPPED = "the process of {} died", "the process of {} is stopped"
 COMPUTES = 0.3  # fraction of samples in which a busy server computes
-REFUSALS = 3  # consecutive
+REFUSALS = 3  # consecutive failures that count as a fault
 MOST_DOUBLINGS = 30
 
 PROMPT = "Hello"
@@ -50,24 +50,24 @@ SERVER = "tritonserver"
 ASK_EVERY_S = 1.0
 LONGEST_ANSWER_S = 3600.0
 READY_TIMEOUT_S = 1.0
-UNOBSERVED_MODEL = "a model"  # a model whose process ended before it was observed
+UNOBSERVED_MODEL = "a model"  # name for a model whose process ended before it was observed
 GONE_S = 1.0  # maximum gap between two processes of a loading model
 QUEUE_FULL = ("the server answered 429", "the server answered 503")
 
 
 @dataclass(frozen=True)
 class HealthSample:
-    """One health sample of a server.
+    """One observation of a server's health.
 
     Attributes:
-        ended: exit status, None while the server runs.
+        ended: exit status, or None while the server runs.
         died: models whose processes are gone while the server reports them ready.
-        stopped: processes in the stopped state.
-        waits_since: start of the pending probe request, if any.
-        computes: whether any thread ran or waited for a processor.
+        stopped: names of processes in the stopped state.
+        waits_since: start of the pending probe request, or None.
+        computes: true if any thread ran or waited for a processor.
         refusals: number of consecutive probe requests that failed for a reason other than a full queue.
         said: the last failure's message.
-        is_full: whether the pending probe was last rejected because the queue is full.
+        is_full: true if the pending probe was last rejected because the queue is full.
     """
 
     time: float
@@ -83,7 +83,7 @@ class HealthSample:
 
 @dataclass
 class PendingProbe:
-    """The time since which probe requests, sent one after another, are unanswered, or None after an answer.
+    """The time since which consecutive probe requests are unanswered; `since` is None after an answer.
 
     A queue-full reply counts as progress only if the server's counters moved since the previous one.
     """
@@ -96,11 +96,11 @@ class PendingProbe:
         self.since = now if self.since is None else self.since
 
     def record_answer(self) -> None:
-        """Record an answer, even an error."""
+        """Record an answer, which may be an error."""
         self.since, self.is_full, self._progress = None, False, None
 
     def refused_as_full(self, now: float, progress: int | None) -> None:
-        """Record a queue-full reply; `progress` is the server's work counter, None if not reported."""
+        """Record a queue-full reply; `progress` is the server's work counter, or None if not reported."""
         if progress is not None:
             if self._progress is not None and progress != self._progress:
                 self.since = now
@@ -110,7 +110,7 @@ class PendingProbe:
 
 @dataclass
 class FailureDetector:
-    """Detects failures from consecutive health samples; tolerates processes stopped for less than `stopped_s`."""
+    """Detects failures in consecutive health samples; processes may be stopped for less than `stopped_s`."""
 
     stopped_s: float = STOPPED_S
     _stopped_since: dict[str, float] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class FailureDetector:
     _computing: int = 0
 
     def fault(self, look: HealthSample) -> str:
-        """Return a description of the failure; "" if none is detected."""
+        """Add a sample and return a description of the failure; "" if none is detected."""
         self._note(look)
         if look.ended is not None:
             return f"the server exited with status {look.ended}"
@@ -139,7 +139,10 @@ class FailureDetector:
         self._computing += look.computes
 
     def _silence(self, look: HealthSample) -> str:
-        """Return a description of a hang. A busy server, whose threads are running or runnable, gets BUSY_S."""
+        """Return a description of a hang, or "".
+
+        If threads are running or runnable, the server is busy, and the time limit is BUSY_S instead of SILENT_S.
+        """
         if look.waits_since is None:
             return ""
         waited, computes = look.time - look.waits_since, self._computing > COMPUTES * self._looks
@@ -152,7 +155,7 @@ class FailureDetector:
 
 
 def is_draft_failure(fault: str) -> bool:
-    """Return whether only the drafter's process failed; the target then continues all texts."""
+    """Return True if only the drafter's process failed; the target then continues all texts alone."""
     return fault in (DIED.format(DRAFT), STOPPED.format(DRAFT))
 
 
@@ -181,7 +184,7 @@ class RestartPolicy:
 
 
 def request_text(url: str, timeout_s: float, max_tokens: int = 1) -> None:
-    """Request a short text from a server; raise DeployError if there is none, StepTimeout after `timeout_s`."""
+    """Request a short text from a server; raises DeployError if that fails, StepTimeout after `timeout_s` seconds."""
     answer = Client.at(url, timeout_s).generate({"text_input": PROMPT, "max_tokens": max_tokens})
     if "text_output" not in answer:
         raise DeployError(f"the response lacks text_output, it has {', '.join(sorted(answer))}")
@@ -239,7 +242,8 @@ class RequestProbe:
 def count_progress(statistics: Mapping[str, Any]) -> int | None:
     """Return the number of executed and answered requests plus sent responses of a server's models.
 
-    Rejected requests are not counted. Returns None for statistics in another format.
+    `statistics` is Triton's model statistics document. Rejected requests are not counted. Return None for statistics in
+    another format.
     """
     try:
         done: int = sum(
@@ -257,7 +261,7 @@ ModelProcesses = dict[tuple[int, int | None], str]  # (pid, start time) to model
 
 
 class StartupProbe:
-    """Observes the processes of a server that is loading its models; sends no requests."""
+    """Observes the processes of a server that is loading its models, without sending requests."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -282,7 +286,7 @@ class StartupProbe:
 
 
 class LivenessProbe:
-    """Observes a server's process group and its answers; `stubs` are the known model processes."""
+    """Observes a server's process group and its answers; `stubs` are the known processes of models."""
 
     def __init__(self, pid: int, url: str, stubs: ModelProcesses) -> None:
         self._pid = pid
@@ -294,7 +298,7 @@ class LivenessProbe:
         self._prober.close()
 
     def sample(self, ended: int | None) -> HealthSample:
-        """Return a health sample; `ended` is the server's exit status, None while it runs."""
+        """Return a health sample; `ended` is the server's exit status, or None while it runs."""
         pids = group_processes(self._pid)
         self._stubs |= model_processes(pids)
         waits_since = self._prober.waiting.since
@@ -336,7 +340,7 @@ def process_model(pid: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 for a text or a queue-full reply; otherwise print the error to standard error and return 1."""
+    """Run the health probe; return 0 for a text or a queue-full reply, else print the error and return 1."""
     parser = ArgumentParser(prog="trtspec.deployment.health")
     parser.add_argument("name")
     parser.add_argument("--within", type=float, default=10.0, help="seconds")

@@ -3,11 +3,11 @@
 
 deployments/NAME/state.json      the last record; if it is lost, the record is reconstructed from the processes
 deployments/NAME/journal.jsonl   one line per transition, with its time
-deployments/NAME/server.log      the server's output; earlier servers' in server.log.1 and so on
-deployments/NAME/children.json   how the sidecars are started
+deployments/NAME/server.log      the server's output; output of earlier servers in server.log.1 and so on
+deployments/NAME/children.json   process specs of the sidecars
 deployments/NAME/token           the token of the servers' control APIs
 deployments/NAME/rollout.json    the last rollout; `rollout.ask` has a pending command for it
-deployments/NAME/revisions/N/    a served or former revision (`trtspec.deployment.revision`), with a copy of its record
+deployments/NAME/revisions/N/    a served or former revision (`trtspec.deployment.revision`), with its record's copy
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OPTION = re.compile(r"--(http|metrics|grpc-port|host)=(.*)")
 
 @dataclass(frozen=True)
 class SupervisorProcess:
-    """A supervisor process of this user, described by its arguments."""
+    """A supervisor process of this user, described by its command-line arguments."""
 
     pid: int
     started: int
@@ -61,14 +61,14 @@ class SupervisorProcess:
 
 
 def find_supervisors(directory: Path) -> Iterator[SupervisorProcess]:
-    """Yield this user's supervisors of the deployments below a directory."""
+    """Yield this user's supervisors of the deployments in a directory."""
     for process in all_processes():
         if (found := _supervisor(process)) and found.root.parent == directory:
             yield found
 
 
 def record_fields(process: SupervisorProcess) -> dict[str, Any]:
-    """Return the record fields that can be read from the arguments of a deployment's processes."""
+    """Return the record fields that the command lines of a deployment's processes contain."""
     options: dict[str, str] = {}
     has_front, openai = False, 0
     for pid in session_processes(process.pid, process.started):
@@ -104,7 +104,7 @@ def _supervisor(process: ProcessStat) -> SupervisorProcess | None:
 
 
 def _port_of_config(path: Path) -> int:
-    """Return the port in a gateway's configuration; 0 if it is unreadable."""
+    """Return the port in a gateway's configuration file; 0 if the file is unreadable."""
     try:
         return _number(str(json.loads(read_bounded(path, MAX_STATE_BYTES))["port"]))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -141,15 +141,15 @@ class DeploymentRecord:
         state: staged, loaded, smoke, live, restarting, stopped or failed.
         pid: the supervisor; with `started` it identifies the process even after a reboot or a reused pid.
         manifest: SHA-256 of the artifact's manifest at deployment.
-        since: start of the state, in seconds of the epoch.
+        since: start of the state, in seconds since the epoch.
         openai_host: bind address of the gateway; `host` if empty.
         restarts: number of restarts of the server.
         reason: cause of the last restart.
         beside: a sidecar's last failure.
-        drain_s: seconds for open requests on shutdown.
+        drain_s: seconds for open requests at shutdown.
         openai: port of the OpenAI gateway; 0 without one.
         revision: number of the artifact under this name.
-        front: whether the HTTP ports belong to a front process (`trtspec.serving.front`).
+        front: true if the HTTP ports belong to a front process (`trtspec.serving.front`).
 
     Fields that an earlier version did not record are "", 0 or false.
     """
@@ -186,7 +186,7 @@ class DeploymentRecord:
 
     @property
     def state_now(self) -> str:
-        """Return the state, or "dead" if its process is gone, or "starting" for staged, loaded and smoke."""
+        """Return the state, "dead" if its process is gone, or "starting" for staged, loaded and smoke."""
         if self.state not in (*STARTING, *RUNNING):
             return self.state
         if not self.is_running:
@@ -216,7 +216,10 @@ class DeploymentRecord:
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """A line of the journal: a transition of a revision. Earlier versions recorded neither process nor revision."""
+    """A line of the journal: a transition of a revision at `time`, in seconds since the epoch.
+
+    Earlier versions recorded neither process nor revision.
+    """
 
     time: float
     state: str
@@ -228,7 +231,10 @@ class JournalEntry:
 
 
 def staged_record(name: str, artifact: Artifact, **fields: Any) -> DeploymentRecord:
-    """Return the first record of a deployment of an artifact; `fields` has the ports and what the target adds."""
+    """Return the first record of a deployment of an artifact.
+
+    `fields` are the ports and the fields that are specific to the target.
+    """
     return DeploymentRecord(
         name=name,
         state="staged",
@@ -268,7 +274,10 @@ def deployment_names() -> list[str]:
 
 
 class DeploymentJournal:
-    """The directory of one deployment."""
+    """The directory of one deployment, with its record, its journal and its logs.
+
+    Raises DeployError if the name is invalid.
+    """
 
     def __init__(self, name: str) -> None:
         if not NAME.fullmatch(name):
@@ -283,7 +292,8 @@ class DeploymentJournal:
     def read(self) -> DeploymentRecord | None:
         """Return the last record, or None if the name was never deployed.
 
-        If the file is lost or damaged and the deployment runs, the record is reconstructed from its processes.
+        If the file is lost or damaged and the deployment runs, the record is reconstructed from its processes. Raises
+        DeployError if the file is damaged and the deployment does not run.
         """
         path = self.root / STATE_FILE
         try:
@@ -300,7 +310,7 @@ class DeploymentJournal:
             ) from None
 
     def _running_record(self) -> DeploymentRecord | None:
-        """Return the record of a running deployment from its supervisor and the copies in its revisions."""
+        """Return the record of a running deployment from its supervisor and the copies in its revisions; else None."""
         process = next((each for each in find_supervisors(self.root.parent) if each.root == self.root), None)
         if process is None:
             return None
@@ -317,7 +327,7 @@ class DeploymentJournal:
         return DeploymentRecord(**(lost | noted | record_fields(process)))
 
     def read_existing(self) -> DeploymentRecord:
-        """Return the last record; raise DeployError with the known names if the name was never deployed."""
+        """Return the last record; raises DeployError with the known names if the name was never deployed."""
         if record := self.read():
             return record
         names = deployment_names()
@@ -326,7 +336,7 @@ class DeploymentJournal:
         )
 
     def write(self, record: DeploymentRecord, detail: str = "") -> DeploymentRecord:
-        """Record a transition, first in the journal, then in the state file."""
+        """Record a transition, first in the journal, then in the state file; return the record with its time."""
         private_directory(self.root)  # recreate it if it was removed
         record = replace(record, since=time.time())
         log.info("%s is %s, process %d %s", record.name, record.state, record.pid, detail)
@@ -335,7 +345,7 @@ class DeploymentJournal:
         return record
 
     def annotate(self, record: DeploymentRecord, detail: str) -> None:
-        """Record a change of the record that does not change the state."""
+        """Write a changed record and a journal entry, without a transition to another state."""
         self.note(record, record.state, detail)
         self._put(record)
 
@@ -344,7 +354,7 @@ class DeploymentJournal:
         place = self.root / "revisions" / str(record.revision)
         if place.is_dir():
             replace_file(place / COPY, state)
-        # last: who reads it may write the next record, and its copy, at once
+        # last, because its reader may immediately write the next record and its copy
         replace_file(self.root / STATE_FILE, state)
 
     def note(self, record: DeploymentRecord, state: str, detail: str = "") -> None:
@@ -363,11 +373,11 @@ class DeploymentJournal:
                 raise
 
     def move(self, record: DeploymentRecord, state: str, detail: str = "") -> DeploymentRecord:
-        """Record a transition to another state."""
+        """Record a transition to another state and return the new record."""
         return self.write(replace(record, state=state), detail)
 
     def forget(self, former: DeploymentRecord | None) -> None:
-        """Restore the record of before a deployment that did not start; without one, remove the name."""
+        """Restore the former record after a deployment that did not start; if it is None, remove the name."""
         if former is None:
             self.remove()
         else:
@@ -380,7 +390,7 @@ class DeploymentJournal:
         shutil.rmtree(gone)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the journal's entries; lines truncated by a crash are skipped."""
+        """Return the journal's entries, oldest first; lines truncated by a crash are skipped."""
         path = self.root / "journal.jsonl"
         try:
             whole, _, _ = read_bounded(path, MAX_JOURNAL_BYTES).rpartition(b"\n")
@@ -392,7 +402,7 @@ class DeploymentJournal:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the name while its server is being started; raise DeployError if it is locked."""
+        """Context manager that locks the name while its server is started; raises DeployError if it is locked."""
         private_directory(self.root)
         try:
             with file_lock(self.root / "lock", timeout_s=0):
@@ -413,14 +423,14 @@ class RunningDeployment:
         return deploy_document(self.record)
 
     def wait(self) -> None:
-        """Block until a server of this process ends; return immediately if it runs independently of this process.
+        """Block until a server of this process ends; return at once if it runs independently of this process.
 
-        SIGINT and SIGTERM stop the server. Raises DeployError if it ends on its own.
+        SIGINT and SIGTERM stop the server. Raises DeployError if the server ends on its own.
         """
 
 
 def read_record(path: Path) -> DeploymentRecord:
-    """Return the record in a file; raise OSError if it is unreadable, ValueError for invalid content."""
+    """Return the record in a file; raises OSError if it is unreadable, ValueError for invalid content."""
     record = read_typed(DeploymentRecord, path, MAX_STATE_BYTES)
     if not all(0 <= port <= MAX_PORT for port in (record.http, record.grpc, record.metrics, record.openai)):
         raise ValueError("a port is out of range")
@@ -430,7 +440,7 @@ def read_record(path: Path) -> DeploymentRecord:
 
 
 def _parse_entry(line: bytes) -> JournalEntry | None:
-    """Return an entry of the journal, or None for a truncated or foreign line."""
+    """Return an entry of the journal, or None for a truncated or invalid line."""
     try:
         entry = parse_typed(JournalEntry, line)
     except ValueError:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server logs: the last lines and following, in chunks for logs of any size; problem lines and the cause of an exit."""
+"""Server logs: reading the last lines, following, rotation, problem lines, and the cause of an exit.
+
+Logs are read in chunks, so they may have any size.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from trtspec.deployment.journal import DeploymentJournal, DeploymentRecord
 PIECE_BYTES = 64 << 10
 POLL_S = 0.2
 FORMER = 5  # number of former logs kept
-SHOWN_LINES = 20  # by errors and `status`
+SHOWN_LINES = 20  # lines shown in errors and by `status`
 
 
 def rotate(path: Path) -> None:
-    """Rename the previous server's log to `server.log.1`, and so on; delete the oldest."""
+    """Rename a log to NAME.1, NAME.1 to NAME.2 and so on, and delete the oldest one."""
     for number in range(FORMER, 0, -1):
         former = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
         with suppress(FileNotFoundError):
@@ -31,14 +34,14 @@ def rotate(path: Path) -> None:
 
 
 def read_log(path: Path, lines: int) -> Iterator[bytes]:
-    """Yield the last lines of a log, in chunks."""
+    """Yield the last `lines` lines of a log in chunks; raises DeployError if the log is not on this machine."""
     with _opened(path) as file:
         file.seek(_start_of_last(file, lines))
         yield from _rest(file)
 
 
 def last_lines(path: Path, lines: int, max_bytes: int) -> list[str]:
-    """Return the last lines of a log within its last `max_bytes`; the first line may be truncated."""
+    """Return the last lines of a log, from its last `max_bytes` only; the first line may be truncated."""
     with _opened(path) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(_start_of_last(file, lines), end - max_bytes))
@@ -55,12 +58,15 @@ def tail(path: Path, lines: int = SHOWN_LINES) -> str:
 
 
 def tail_hint(journal: DeploymentJournal) -> str:
-    """Return the hint of an error of a server: the last lines of its log."""
+    """Return the last lines of a server's log as the hint of an error."""
     return f"last lines of {journal.log}:\n{tail(journal.log)}"
 
 
 def follow_log(journal: DeploymentJournal, lines: int) -> Iterator[bytes]:
-    """Yield the last lines of the log of a local deployment and then new output, until its server has ended."""
+    """Yield the last lines of a local deployment's log and then new output, until its server has ended.
+
+    Raises DeployError for a deployment on another target.
+    """
     if (record := journal.read_existing()).target != "local":
         raise DeployError(f"the log of {journal.name} is on {record.target}", hint="follow it there, or omit --follow")
     with _opened(journal.log) as file:
@@ -87,10 +93,10 @@ def _rest(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _start_of_last(file: BinaryIO, lines: int) -> int:
-    """Return the offset of the last `lines` lines; reads backwards from the end only as far as needed."""
+    """Return the byte offset of the last `lines` lines; reads backwards from the end only as far as needed."""
     end = place = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - 1))
-    wanted = lines + (file.read(1) == b"\n")  # newlines to find, including the preceding line's
+    wanted = lines + (file.read(1) == b"\n")  # newlines to find, including the one before these lines
     while place > 0 and lines:
         begin = max(0, place - PIECE_BYTES)
         file.seek(begin)
@@ -116,7 +122,7 @@ LOOKED_AT, SHOWN = 200, 8  # lines
 
 
 def cause_of_death(journal: DeploymentJournal, record: DeploymentRecord) -> str:
-    """Return why a deployment without a supervisor process does not run, as a sentence without a full stop."""
+    """Return the cause for which a deployment's supervisor has ended, as a sentence without a full stop."""
     who = f"its supervisor (process {record.pid})"
     if _booted_at() > record.since > 0:
         return "the machine was restarted after it was deployed"
@@ -152,7 +158,7 @@ def problem_lines(text: str) -> str:
 
 
 def _booted_at() -> float:
-    """Return this machine's boot time in seconds of the epoch; 0 if unknown."""
+    """Return this machine's boot time in seconds since the epoch; 0 if unknown."""
     try:
         lines = PROC_STAT.read_text().splitlines()
     except OSError:
@@ -161,7 +167,7 @@ def _booted_at() -> float:
 
 
 def _killed_for_memory(pid: int) -> bool:
-    """Return whether the kernel log, if readable, reports that the process was killed for lack of memory."""
+    """Return True if the kernel log is readable and reports that the process was killed for lack of memory."""
     try:
         descriptor = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a deployment, common to all targets, and its bind addresses: validation and warnings about exposure."""
+"""Deployment options common to all targets, and bind addresses: validation and warnings about exposure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ BIND_HINT = f"use an IPv4 address of this machine: {LOOPBACK} for local clients 
 
 
 def exposure_warning(host: str) -> str:
-    """Return a warning about what a server at this address exposes, "" on loopback; raise DeployError if invalid."""
+    """Return a warning if a server bound to `host` is reachable from other machines, else "".
+
+    Raises DeployError if `host` is not a bindable IPv4 address.
+    """
     try:
         address = IPv4Address(host)
     except ValueError:
@@ -32,7 +35,10 @@ def exposure_warning(host: str) -> str:
 
 
 def gateway_exposure_warning(host: str, *, has_keys: bool) -> str:
-    """Return the warning for an OpenAI gateway at this address, "" on loopback; raise like `exposure_warning`."""
+    """Return a warning if an OpenAI gateway bound to `host` is reachable from other machines, else "".
+
+    Raises like `exposure_warning`.
+    """
     if not exposure_warning(host):
         return ""
     who = "keys and texts are not encrypted" if has_keys else "it has no keys (TRTSPEC_OPENAI_KEYS) and no encryption"
@@ -54,8 +60,8 @@ def client_host(host: str) -> str:
     return LOOPBACK if host == "0.0.0.0" else host
 
 
-OnEvent: TypeAlias = Callable[[str, str], None]  # (state, description), for progress output
-BeforeLive: TypeAlias = Callable[[str], None]  # gets the HTTP address of a server that answered; raises to reject it
+OnEvent: TypeAlias = Callable[[str, str], None]  # called with (state, description) to report progress
+BeforeLive: TypeAlias = Callable[[str], None]  # called with the address of a server that answered; raises to reject it
 
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "openai": 9000}  # as in Triton's containers
 PORTS = tuple(DEFAULT_PORTS)
@@ -70,13 +76,13 @@ class DeployOptions:
         host: bind address of the server.
         openai_host: bind address of the OpenAI gateway; `host` if empty.
         ports: requested ports by name, of PORTS; the target chooses the others.
-        timeout_s: seconds until the first answer.
-        drain_s: seconds for open requests on shutdown, or None for the target's default.
+        timeout_s: time limit in seconds until the first answer.
+        drain_s: seconds for open requests at shutdown, or None for the target's default.
         skip_gates: gates that are not evaluated.
         manifest: the SHA-256 that the artifact's manifest must have; "" for any.
-        trusted_report: the SHA-256 of the report in the artifact that settles its gates; "" for none.
+        trusted_report: the SHA-256 of a report in the artifact that decides its gates; "" for none.
         shares: percentages of requests for a new revision, in order; empty for the recipe's.
-        shadow: percentage of the other requests to mirror to it, or None for the recipe's.
+        shadow: percentage of the other requests to mirror to a new revision, or None for the recipe's.
         wait_warm: wait for a first text from each endpoint; a new revision has served texts before it is live.
         settings: target-specific settings by name.
         before_live: called once the server has answered; an exception ends the deployment.

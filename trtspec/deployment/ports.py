@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ports of a deployment on this machine: requested, former or default ports, or the next free ones.
 
-Triton binds its ports only after loading its models, minutes later. Until then, a reservation file and the records of
-the other deployments prevent two deployments from choosing the same port.
+Triton binds its ports only after loading its models, possibly minutes later. Until then, a reservation file and the
+records of the other deployments prevent two deployments from choosing the same port.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from trtspec.deployment.rollout.state import active_rollout
 RESERVATION, LOCK = "ports.json", ".ports.lock"
 MAX_RESERVATION_BYTES = 1 << 16
 LOCK_S = 30.0  # the lock is held only while four ports are chosen
-MAX_PORTS_TRIED = 200  # ports tried above the wanted one before any free port is used
+MAX_PORTS_TRIED = 200  # ports tried from the wanted one upward before any free port is used
 
 
 class PortInUse(DeployError):
-    """Another process listens on a port of a server that is being started. `which` is the port's name in PORTS."""
+    """Raised if another process listens on a port of a server that is being started.
+
+    `which` is the port's name in PORTS.
+    """
 
     def __init__(self, message: str, which: str) -> None:
         super().__init__(message, hint=_other_port(which))
@@ -45,7 +48,10 @@ def reserved_ports(
     names: Sequence[str] = PORTS,
     former: Mapping[str, int] | None = None,
 ) -> Iterator[dict[str, int]]:
-    """Yield {name: port} as chosen by `choose_ports`; other deployments cannot choose these until the block ends."""
+    """Context manager that yields {name: port} as chosen by `choose_ports`.
+
+    Other deployments cannot choose these ports until the block ends.
+    """
     root = private_directory(state_dir() / "deployments")
     path = journal.root / RESERVATION
     try:
@@ -67,7 +73,7 @@ def choose_ports(
     former: Mapping[str, int] | None = None,
     reserved: Mapping[int, str] | None = None,
 ) -> dict[str, int]:
-    """Return the ports in `names`, by name.
+    """Choose a port for each name in `names`; raises DeployError if a requested port is not available.
 
     A requested port must be free. Otherwise the name's former port is used, or the default one, or the next free one
     above it, which is reported as an event. `reserved` maps ports of other deployments to the deployment's name.
@@ -97,7 +103,7 @@ def choose_ports(
 
 
 def reserved_elsewhere() -> dict[int, str]:
-    """Return the ports that this user's deployments have bound or will bind, with the deployment's name."""
+    """Return the ports that this user's deployments have bound or will bind, mapped to the deployment's name."""
     found: dict[int, str] = {}
     for name in deployment_names():
         with suppress(TrtspecError):  # skip unreadable records
@@ -118,7 +124,7 @@ def reserved_elsewhere() -> dict[int, str]:
 
 
 def former_ports(record: DeploymentRecord | None, target: str, options: DeployOptions) -> dict[str, int]:
-    """Return the ports of a name's last deployment to the same target at the same addresses."""
+    """Return the ports, by name, of the last deployment to the same target at the same addresses."""
     if record is None or record.target != target:
         return {}
     had = {"http": record.http, "grpc": record.grpc, "metrics": record.metrics, "openai": record.openai}
@@ -128,7 +134,7 @@ def former_ports(record: DeploymentRecord | None, target: str, options: DeployOp
 
 
 def conflicting_port(child: ProcessSpec, pids: Collection[int], *, ended: bool = False) -> PortInUse | None:
-    """Return the port of `child` on which a process other than `pids` listens, if any.
+    """Return an error for a port of `child` on which a process other than `pids` listens, or None.
 
     With `ended`, a port that is bound without listening counts too.
     """
@@ -144,7 +150,7 @@ def conflicting_port(child: ProcessSpec, pids: Collection[int], *, ended: bool =
 
 
 def as_port_in_use(reason: str) -> PortInUse | None:
-    """Return the error whose message a supervisor recorded as the reason of a failed start, or None."""
+    """Convert the reason of a failed start, as recorded by a supervisor, to PortInUse; None for other reasons."""
     name, _, what = reason.partition(" port ")
     return PortInUse(reason, name) if name in PORTS and " is in use" in what else None
 
@@ -155,14 +161,14 @@ def _may_bind(record: DeploymentRecord) -> bool:
 
 
 def _refused(port: int, host: str, reserved: Mapping[int, str]) -> str:
-    """Return why a port is unavailable; "" if it is available."""
+    """Return the reason why a port is unavailable; "" if it is available."""
     if refused := bind_refusal(port, host):
         return refused if " by " in refused or port not in reserved else f"is in use by {reserved[port]}"
     return f"is reserved for {reserved[port]}" if port in reserved else ""
 
 
 def _next_free(wanted: int, host: str, reserved: Mapping[int, str], avoided: Collection[int]) -> int:
-    """Return the first free port from `wanted` on, or any free one if the next MAX_PORTS_TRIED are taken."""
+    """Return the first free port from `wanted` on, or any free one if MAX_PORTS_TRIED ports are taken."""
     for port in range(wanted, min(wanted + MAX_PORTS_TRIED, 65536)):
         if port not in avoided and not _refused(port, host, reserved):
             return port

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a deployment: specifications, saved for restarts, and running process groups."""
+"""Processes of a deployment: specs that are saved for restarts, and running process groups."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ MAX_SPECS_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """A process: its argv, additional environment variables and the URL of its health check.
+    """The specification of a process of a deployment.
 
-    `start_s` limits the seconds until its first answer. `listens` maps port names to ports, bound at the address
-    `host`.
+    Attributes:
+        url: URL of the health check.
+        environment: additional environment variables.
+        start_s: time limit in seconds until the first answer.
+        listens: ports by name, bound at the address `host`.
     """
 
     name: str
@@ -39,18 +42,18 @@ class ProcessSpec:
 
 
 def write_process_specs(path: Path, children: Sequence[ProcessSpec]) -> None:
-    """Write the specs with mode 0600, because an environment may contain a secret."""
+    """Write process specs with mode 0600, because an environment may contain a secret."""
     replace_file(path, json.dumps([asdict(child) for child in children], indent=1).encode(), mode=0o600)
 
 
 def read_process_specs(path: Path) -> list[ProcessSpec]:
-    """Return the specs of a file, the server first."""
+    """Return the process specs in a file, the server's first."""
     return [ProcessSpec(**each) for each in json.loads(read_bounded(path, MAX_SPECS_BYTES))]
 
 
 KILL_S = 5.0
-WARN_S = 2.0  # for final errors to open requests; includes a 1 s margin beyond the server's own drain
-START_S = 60.0  # for fork and exec on a busy machine
+WARN_S = 2.0  # time for final errors to open requests; includes a 1 s margin after the server's own drain
+START_S = 60.0  # time limit for fork and exec on a busy machine
 # PR_SET_PDEATHSIG fires when the starting thread ends, so one permanent thread starts all children.
 SPAWN_THREAD = ThreadPoolExecutor(1, thread_name_prefix="starter")
 
@@ -64,8 +67,8 @@ class ProcessGroup:
     def start(cls, child: ProcessSpec) -> ProcessGroup:
         """Start a process that receives SIGTERM when this process ends; it inherits this process's output.
 
-        Files that it creates are private to this user. Secrets are removed from its environment, except those in the
-        spec.
+        Files that it creates are private to this user. Likely secrets are removed from its environment, except for the
+        spec's own variables.
         """
         arrange = die_with_parent()
 
@@ -85,7 +88,7 @@ class ProcessGroup:
         return cls(child, begun.result(START_S))
 
     def end(self, drain_s: float, warn: Callable[[], None] = lambda: None) -> None:
-        """End the process group: SIGTERM to the leader, SIGKILL to all after `drain_s`.
+        """End the process group: SIGTERM to the leader, SIGKILL to all processes after `drain_s` seconds.
 
         `warn` is called WARN_S before SIGKILL, or at half of a shorter `drain_s`.
         """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A served revision of an artifact, staged in its own directory below deployments/NAME/revisions.
 
-revisions/N/artifact/      hard links to the artifact's files, unaffected by later builds
-revisions/N/served/        the server's files: a copy of the models, links to the rest
-revisions/N/server.json    how the server and its front are started
-revisions/N/*.sock         private sockets of both
+    revisions/N/artifact/      hard links to the artifact's files, unaffected by later builds
+    revisions/N/served/        the server's files: a copy of the models, links to the rest
+    revisions/N/server.json    process specs of the server and its HTTP front
+    revisions/N/*.sock         private sockets of the server and its front
 
 The token of the server's control APIs is in a file that only this user can read; stored commands have a placeholder.
 """
@@ -54,7 +54,7 @@ def new_token(root: Path) -> str:
 
 
 def read_token(root: Path) -> str:
-    """Return the token in a deployment's directory; raise DeployError if it is unreadable."""
+    """Return the token in a deployment's directory; raises DeployError if it is unreadable."""
     try:
         return read_bounded(root / TOKEN_FILE, 2 * TOKEN_BYTES).decode()
     except (OSError, ValueError):
@@ -62,12 +62,12 @@ def read_token(root: Path) -> str:
         raise DeployError("the deployment's token cannot be read", where=str(root / TOKEN_FILE), hint=hint) from None
 
 
-RUNS = (REPOSITORY, PLUGINS)  # directories with executable files
+RUNS = (REPOSITORY, PLUGINS)  # directories of an artifact with executable files
 INSTALLED = (Path("/opt/tritonserver/backends"),)  # as in Triton's containers
 
 
 def find_fallback_backend(server: TritonServer, serving: ServingHooks) -> FallbackBackend | None:
-    """Return the fallback for a backend that this tritonserver lacks, or None if it has the backend.
+    """Return the fallback for a Triton backend that a tritonserver lacks, or None if it has the backend.
 
     Raises DeployError if no fallback exists or its requirements are not met.
     """
@@ -88,10 +88,10 @@ def find_fallback_backend(server: TritonServer, serving: ServingHooks) -> Fallba
 def install_fallback(
     stand_in: FallbackBackend, server: TritonServer, name: str, stage: Path, repository: Path
 ) -> TritonServer:
-    """Return the server with a backend directory below `stage` that has the Python backend and the fallback.
+    """Copy the Python backend and a fallback backend below `stage`, and return the server that uses them.
 
-    Copies both there and adapts the repository. Triton rejects a Python-based backend whose library is a link out of
-    the backend directory.
+    The repository is adapted to the fallback. Links are not sufficient: Triton rejects a Python-based backend whose
+    library is a link out of the backend directory.
     """
     shutil.rmtree(stage, ignore_errors=True)
     python = next(place / "python" for place in _backend_dirs(server) if (place / "python").is_dir())
@@ -102,10 +102,11 @@ def install_fallback(
 
 
 def stage_repository(artifact: Artifact, serving: ServingHooks, stage: Path) -> Path:
-    """Return a copy of the repository to serve, with compiled plugins copied and the rest linked.
+    """Stage the files that a server reads below `stage`, and return the staged model repository.
 
-    Code is copied first and then checked, so that it cannot change in between; byte code is not copied. The copy also
-    keeps Python's caches, which are written next to the models regardless of the environment, out of the artifact.
+    Models and compiled plugins are copied, and the rest is linked. Code is copied first and then checked, so that it
+    cannot change in between; byte code is not copied. The copy also keeps Python's caches, which are written next to
+    the models regardless of the environment, out of the artifact.
     """
     root, manifest = artifact.root, artifact.manifest
     if (root / TOKENIZER).is_dir():
@@ -125,7 +126,10 @@ def stage_repository(artifact: Artifact, serving: ServingHooks, stage: Path) -> 
 
 
 def _copy_checked(artifact: Artifact, out: Path) -> Path:
-    """Copy executable files; raise DigestMismatch if the copy differs from the manifest or has foreign code."""
+    """Copy an artifact's executable files to `out` and return `out`.
+
+    Raises DigestMismatch if the copy differs from the manifest, and UntrustedCode for code that is not allowed.
+    """
     root, manifest = artifact.root, artifact.manifest
     for name in RUNS:
         if (root / name).is_dir():
@@ -155,7 +159,7 @@ def revision_dir(journal: DeploymentJournal, revision: int) -> Path:
 
 
 def server_url(journal: DeploymentJournal, revision: int) -> str:
-    """Return the private URL of a revision's server, which bypasses its front."""
+    """Return the URL of the private socket of a revision's server, which bypasses its front."""
     return f"{UNIX}{revision_dir(journal, revision) / SOCKET_NAMES['http']}"
 
 
@@ -202,9 +206,10 @@ def stage_revision(
 
 
 def hardlink_artifact(artifact: Artifact, out: Path) -> Path:
-    """Hard-link an artifact's files into `out`, so that later builds do not replace them.
+    """Hard-link an artifact's files into `out` and return `out`, so that later builds do not replace them.
 
-    On another file system, `out` is a symbolic link to the artifact and does follow later changes.
+    On another file system, `out` is a symbolic link to the artifact and does follow later changes. Raises
+    DigestMismatch if the artifact changed.
     """
     root = artifact.root.absolute()
     try:

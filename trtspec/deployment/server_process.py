@@ -42,17 +42,18 @@ from trtspec.store.artifact_paths import REPOSITORY
 
 LOOK_EVERY_S, POLL_S = 0.25, 0.05
 ASK_EVERY_S = 1.0
-SILENT_S = 5.0  # without a response, while no thread computes
-BLOCKED_S = 15.0  # without a response, while a thread computes: a blocked event loop, or a busy machine
-FLUSH_S = 6.0  # for the front to end; a second more than its own limit
+SILENT_S = 5.0  # time limit without a response while no thread computes
+BLOCKED_S = 15.0  # time limit without a response while a thread computes: a blocked event loop, or a busy machine
+FLUSH_S = 6.0  # time for the front to end; a second more than its own limit
 
 
 class HealthProbe:
-    """Requests a process's health repeatedly in a thread.
+    """Requests a process's health URL repeatedly in a thread.
 
-    `silent_since` is the time of the first unanswered request, if any. Any response counts, even one that reports the
-    server as not ready, and so does a closed connection, because the event loop is running. `closed_since` is the time
-    since which the address refuses connections.
+    Attributes:
+        silent_since: time of the first unanswered request, or None. Any response counts, even one that reports the
+            server as not ready. A closed connection counts too, because the event loop is running.
+        closed_since: time since which the address refuses connections, or None.
     """
 
     def __init__(self, url: str) -> None:
@@ -85,7 +86,7 @@ class HealthProbe:
 
 @dataclass
 class Sidecar:
-    """One sidecar; the server does not depend on it, so it is restarted indefinitely."""
+    """A sidecar with its health probe; it is restarted indefinitely, because the server does not depend on it."""
 
     running: ProcessGroup
     restarts: RestartPolicy = field(default_factory=lambda: RestartPolicy(came_up=True))
@@ -97,21 +98,21 @@ class Sidecar:
 
     @classmethod
     def start(cls, child: ProcessSpec) -> Sidecar:
-        """Start a process and its health probe."""
+        """Start a sidecar process and its health probe."""
         return cls(ProcessGroup.start(child))
 
     @property
     def ended(self) -> int | None:
-        """Return the exit status, None while the process runs."""
+        """Return the exit status, or None while the process runs."""
         return self.running.process.poll()
 
     def end(self, drain_s: float) -> None:
-        """End the process; it gets `drain_s` seconds for open requests."""
+        """End the process; it has `drain_s` seconds for open requests."""
         self._probe.close()
         self.running.end(drain_s)
 
     def check(self, now: float) -> str:
-        """Restart the process if due; return the failure since the last call, "" for none."""
+        """Restart the process if a restart is due; return a failure found since the last call, or ""."""
         if self._due is None:
             return self._fault(now)
         if now >= self._due:
@@ -131,7 +132,7 @@ class Sidecar:
         return f"{self.running.child.name} {what}; restarting {f'in {delay:g} s' if delay else 'now'}"
 
     def wrong(self) -> str:
-        """Return the current failure of the process, "" for none."""
+        """Return a description of the process's current failure, or ""."""
         pid, now = self.running.process.pid, time.monotonic()
         if (status := self.ended) is not None:
             return f"exited with status {status}"
@@ -145,12 +146,12 @@ class Sidecar:
         return ""
 
 
-ShouldStop = Callable[[], bool]  # checked on every iteration: whether to stop waiting
+ShouldStop = Callable[[], bool]  # called on every iteration; returns True to stop waiting
 
 
 @dataclass
 class ManagedServer:
-    """The server of the revision staged at `place`, of the deployment at `root`."""
+    """A tritonserver and its HTTP front; `place` is the directory of the revision, `root` of the deployment."""
 
     root: Path
     place: Path
@@ -162,7 +163,7 @@ class ManagedServer:
     _starting: StartupProbe = field(init=False)  # observes the processes of the last start
 
     def start(self) -> None:
-        """Start the server; its token does not remain visible in its command line."""
+        """Start the server and, unless it is running, the front; the token is removed from the command line."""
         self._ending.unlink(missing_ok=True)
         self.server, *front = read_process_specs(self.place / "server.json")
         token, sockets = read_token(self.root), self._socket_directory()
@@ -174,7 +175,7 @@ class ManagedServer:
         threading.Thread(target=scrub_token, args=(self.running.process, token), daemon=True).start()
 
     def _socket_directory(self) -> str:
-        """Return a path of the socket directory short enough for a socket address (108 bytes).
+        """Return a path of the socket directory that is short enough for a socket address (108 bytes).
 
         Removes the last server's sockets, because the server does not remove them itself.
         """
@@ -196,7 +197,7 @@ class ManagedServer:
 
     @property
     def ended(self) -> int | None:
-        """Return the server's exit status, None while it runs."""
+        """Return the server's exit status, or None while it runs."""
         assert self.running is not None
         return self.running.process.poll()
 
@@ -210,15 +211,15 @@ class ManagedServer:
             self._sockets = None
 
     def end_server(self, drain_s: float) -> None:
-        """End the server; open requests get `drain_s` seconds, then an error."""
+        """End the server; open requests have `drain_s` seconds, and then get an error."""
         if self.running is not None:
             self.running.end(drain_s, self._announce_end)
         remove_shared_memory(self.shm_prefix)
 
     def fault(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> str:
-        """Wait for a failure and return its description; "" if `over` returned true first.
+        """Wait for a failure of the running server and return its description; "" if `over` returns True first.
 
-        A process stopped for `stopped_s` counts as a failure.
+        A process that is stopped for `stopped_s` seconds counts as a failure.
         """
         assert self.running is not None
         judge = FailureDetector(stopped_s)
@@ -233,7 +234,7 @@ class ManagedServer:
             probe.close()
 
     def until_ready(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> None:
-        """Wait until the server and its front answer, or `over` returns true; raise TrtspecError if the start fails."""
+        """Wait until the server and its front answer or `over` returns True; raises TrtspecError if the start fails."""
         client, judge = Client.at(self.server.url, READY_TIMEOUT_S), FailureDetector(stopped_s)
         deadline, due = time.monotonic() + self.server.start_s, 0.0
         while not over():
@@ -252,11 +253,11 @@ class ManagedServer:
             time.sleep(POLL_S)
 
     def is_open(self) -> bool:
-        """Return whether the server's control APIs accept a token that anyone can guess."""
+        """Return True if the server's control APIs accept a token that anyone can guess."""
         return accepts_placeholder_token(self.server.url, read_token(self.root))
 
     def until_answered(self, over: ShouldStop, stopped_s: float = STOPPED_S) -> None:
-        """Wait until the ready server has sent a text through its front, or `over` returns true.
+        """Wait until the ready server has sent a text through its front, or `over` returns True.
 
         Raises SmokeTestFailed if a request fails REFUSALS times, and other TrtspecErrors if the start fails.
         """
@@ -281,7 +282,7 @@ class ManagedServer:
         return f"http://{client_host(child.host)}:{child.listens['http']}"
 
     def _start_fault(self, judge: FailureDetector, *, is_ready: bool) -> str:
-        """Return a failure of the server's processes; raise DeployError if it exited or lost a port."""
+        """Return a failure of the server's processes, or ""; raises DeployError if the server exited or lost a port."""
         ours, front = process_family(os.getpid()), self.front
         taken = conflicting_port(self.server, ours, ended=self.ended is not None)
         if not taken and front is not None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor process of a local deployment: starts the server and its sidecars, and monitors them.
 
-Before the deployment is live, it ends when the server does. Afterwards it ends a server that is dead, stopped or
-hanging, so that it is not reported ready and its open requests fail immediately, and restarts it with back-off; the
-record has the reason. It also carries out rollouts, in which a second server replaces the first. It leads the session
-of all its children, none of which outlives it.
+Before the deployment is live, the supervisor ends when the server does. Afterwards, it ends a server that is dead,
+stopped or hanging, so that the server is not reported ready and its open requests fail immediately. It then restarts
+the server with back-off and records the reason. It also carries out rollouts, in which a second server replaces the
+first. The supervisor leads the session of all its child processes, none of which outlives it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class Supervisor:
     _lock: threading.RLock = field(default_factory=threading.RLock)  # guards the record and `keeper`
 
     def run(self) -> int:
-        """Return the exit status: 0 after a request to stop, an error's exit code if the start failed, 1 otherwise."""
+        """Run until a stop is requested or the server fails permanently; return the exit status.
+
+        The status is 0 after a request to stop, an error's exit code if the start failed, and 1 otherwise.
+        """
         try:
             self.keeper.start()
             self.running = [Sidecar.start(child) for child in self.beside]
@@ -67,16 +70,16 @@ class Supervisor:
             self._end_all(self.journal.read_existing().drain_s + 1 if self.asked.is_set() else 0.0)
 
     def replace_server(self, keeper: ManagedServer, record: DeploymentRecord, detail: str) -> ManagedServer:
-        """Monitor another server from now on, record it as live and return the previous one."""
+        """Monitor another server from now on, record it as live and return the previous server."""
         with self._lock:
             self.journal.move(record, "live", detail)  # a full disk raises here, before anything has changed
             before, self.keeper, self.restarts = self.keeper, keeper, RestartPolicy(came_up=True)
             return before
 
     def _start(self) -> None:
-        """Return once the deployment is live or a stop is requested; raise TrtspecError if the start fails.
+        """Wait until the deployment is live or a stop is requested; raises TrtspecError if the start fails.
 
-        The deploying command evaluates the gates after the first answer, and sets the state to live.
+        The deploying command evaluates the gates after the first answer, and then sets the state to live.
         """
         self.keeper.until_ready(self._is_started)
         self._note_start("loaded")
@@ -88,7 +91,7 @@ class Supervisor:
             self.asked.wait(LOOK_EVERY_S)
 
     def _is_started(self) -> bool:
-        """Return whether the deployment is live or a stop is requested; raise DeployError if neither can follow."""
+        """Return True if the deployment is live or a stop is requested; raises DeployError if neither can follow."""
         # Checked before reading the record: `_watch` restarts processes that end once the deployment is live.
         ended = [each for each in (*self.running, self.keeper.front) if each and each.ended is not None]
         is_left = self.command is not None and not is_alive(*self.command)
@@ -104,12 +107,12 @@ class Supervisor:
         return False
 
     def _current_record(self, *states: str) -> DeploymentRecord | None:
-        """Return the record if the command has written one with this process in one of these states."""
+        """Return the record if it names this process and has one of these states, else None."""
         record = self.journal.read()
         return record if record and record.pid == os.getpid() and record.state in states else None
 
     def _note_start(self, state: str) -> None:
-        """Record a step of the start, once the command has recorded this process."""
+        """Record a step of the start, after the command has recorded this process."""
         while not (record := self._current_record(*STARTING)):
             if self._is_started():
                 return
@@ -117,7 +120,7 @@ class Supervisor:
         self.journal.move(record, state)
 
     def _watch(self) -> int:
-        """Return 0 after a request to stop, 1 if the server fails too often."""
+        """Monitor and restart the server; return 0 after a request to stop, 1 if the server fails too often."""
         while not self.asked.is_set():
             keeper = self.keeper
             fault = keeper.fault(lambda watched=keeper: self._is_over(watched))  # type: ignore[misc]
@@ -135,7 +138,7 @@ class Supervisor:
         return 0
 
     def _restart(self, keeper: ManagedServer, delay: float) -> str:
-        """Restart a server after a delay; return "" once it answers or its monitoring ends, else the failure."""
+        """Restart a server after `delay` seconds; return "" once it answers or monitoring ends, else the failure."""
         deadline = time.monotonic() + delay
         while time.monotonic() < deadline and not self._is_over(keeper):
             self.asked.wait(min(delay, LOOK_EVERY_S))
@@ -150,13 +153,13 @@ class Supervisor:
         return ""
 
     def _is_over(self, keeper: ManagedServer) -> bool:
-        """Return whether monitoring of a server has ended; also checks sidecars and rollouts."""
+        """Return True if monitoring of a server has ended; also checks sidecars and begins staged rollouts."""
         self._check_sidecars()
         self._roll_out()
         return self.asked.is_set() or self.keeper is not keeper
 
     def _check_sidecars(self) -> None:
-        """Restart sidecars that ended, are stopped or do not answer, and record the reason."""
+        """Restart sidecars that have ended, are stopped or do not answer, and record the reason."""
         front = self.keeper.front
         for each in (*self.running, *([front] if front else [])):
             if fault := each.check(time.monotonic()):
@@ -165,7 +168,7 @@ class Supervisor:
                     self.journal.annotate(replace(self.journal.read_existing(), beside=fault), fault)
 
     def _roll_out(self) -> None:
-        """Begin a staged rollout."""
+        """Begin a staged rollout, unless one is in progress."""
         if self.roller is not None and self.roller.is_alive():
             return
         record = self.journal.read()
@@ -177,7 +180,7 @@ class Supervisor:
             self.roller.start()
 
     def _end_all(self, drain_s: float) -> None:
-        """End all processes in parallel, because each drains requests that the others serve too."""
+        """End all processes in parallel, because each drains requests that also pass through the others."""
         ends = [self.keeper.end, *(each.end for each in self.running)]
         if self.roller is not None:
             ends.append(self.roller.end)
@@ -185,7 +188,7 @@ class Supervisor:
             list(threads.map(lambda end: end(drain_s), ends))
 
     def _note(self, keeper: ManagedServer, state: str, detail: str) -> None:
-        """Record a transition of the live server; a reason remains in the record when it is live again.
+        """Record a transition of the live server; the reason of a restart remains in the record afterwards.
 
         A full disk does not end a server: the state file then keeps the previous state, and the log has the error.
         """
@@ -216,10 +219,10 @@ def write_log_line(what: str) -> None:
 
 
 def main() -> None:
-    """Supervise a deployment.
+    """Run the supervisor process of a deployment.
 
-    Arguments: name, revision, shared memory prefix, pid and start time of the deploying command, and the deployment's
-    directory, by which `trtspec.deployment.journal` finds the process.
+    Command-line arguments: name, revision, shared memory prefix, pid and start time of the deploying command, and the
+    deployment's directory, by which `trtspec.deployment.journal` finds the process.
     """
     name, revision, shm_prefix, pid, started, _ = sys.argv[1:]
     journal = DeploymentJournal(name)

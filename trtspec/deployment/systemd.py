@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Systemd units that serve an artifact as a dynamic user in a sandbox.
 
-The unit runs `trtspec deploy` with the given options; its state and cache are in the unit's own directories.
+A unit runs `trtspec deploy` with the given options. Its state and cache are in the unit's own directories.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trtspec.store.artifact_paths import MANIFEST
 PRIVATE = (Path("/tmp"), Path("/var/tmp"))
 MOVE = "move it to a directory such as /opt or /srv"
 VARIABLES = ("TRTSPEC_OPENAI_KEYS", "TRTSPEC_TRITONSERVER")  # environment variables that a deployment reads
-MOST_FILES = 10_000  # of an artifact, checked for their permissions
-STOP_TIMEOUT_S = 50  # beyond the drain time, until all processes have ended
+MOST_FILES = 10_000  # maximum number of an artifact's files whose permissions are checked
+STOP_TIMEOUT_S = 50  # time after the drain time for all processes to end
 # No MemoryDenyWriteExecute: torch and engines compile at run time. ProtectHome=read-only: the virtual environment may
 # be in a home directory.
 UNIT = """\
@@ -78,9 +78,10 @@ ONLY_LOCAL = "IPAddressDeny=any\nIPAddressAllow=localhost\n"
 def render_unit(
     artifact: Path, host: str, options: Sequence[str], drain_s: int | None = None, openai_host: str = ""
 ) -> str:
-    """Return the unit that runs `trtspec deploy` on an artifact with `options`, bound to `host`.
+    """Return the text of a unit that runs `trtspec deploy` on an artifact with `options`, bound to `host`.
 
-    `drain_s` and `openai_host` (the bind address of the OpenAI gateway) are those of the options, if they set them.
+    `drain_s` (seconds) and `openai_host` (the bind address of the OpenAI gateway) must equal the values in `options`,
+    if any.
     """
     place = str(artifact.absolute())
     argv = [sys.executable, "-m", "trtspec", "deploy", place, "--host", host, *options]
@@ -93,7 +94,7 @@ def render_unit(
 
 
 def unit_warnings(artifact: Path, environment: Mapping[str, str]) -> list[str]:
-    """Return warnings, with fixes, about files that the sandbox hides and variables that the unit does not get."""
+    """Return warnings about files that the unit cannot read and variables that it does not get, with fixes."""
     package = Path(__file__).parents[1]
     needed = {
         "the artifact": artifact.absolute(),
@@ -116,7 +117,7 @@ def unit_warnings(artifact: Path, environment: Mapping[str, str]) -> list[str]:
 
 
 def _hidden(path: Path) -> str:
-    """Return how the unit's private /tmp hides a path, with the fix; "" if it does not."""
+    """Return the reason and the fix if the unit's private /tmp hides a path, else ""."""
     for place in PRIVATE:
         if path.is_relative_to(place):
             return f"{place} is private to the unit (PrivateTmp=yes); {MOVE} and print the unit again"
@@ -124,7 +125,7 @@ def _hidden(path: Path) -> str:
 
 
 def _unreadable(path: Path) -> str:
-    """Return why another user, as with DynamicUser=yes, cannot read a path, with the fix; "" if it can."""
+    """Return the reason and the fix if another user, as with DynamicUser=yes, cannot read a path, else ""."""
     place = path.resolve()
     for directory in reversed(place.parents):
         if not _has(directory, stat.S_IXOTH):
@@ -138,7 +139,7 @@ def _unreadable(path: Path) -> str:
 
 
 def _has(path: Path, bits: int) -> bool:
-    """Return whether others have these permissions; true for a missing path, which is reported elsewhere."""
+    """Return True if other users have these permissions, or if the path is missing, which is reported elsewhere."""
     try:
         return path.stat().st_mode & bits == bits
     except OSError as error:
@@ -146,6 +147,6 @@ def _has(path: Path, bits: int) -> bool:
 
 
 def _quoted(word: str) -> str:
-    """Return a word of a command line quoted for systemd, which expands % and $ even within quotes."""
+    """Quote a word of a command line for systemd, which expands % and $ even within quotes."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$").replace("\n", "\\n")
     return f'"{escaped}"' if escaped != word or " " in word or not word else word

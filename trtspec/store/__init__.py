@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content-addressed build store: steps and their keys, published outputs, artifacts and their manifests."""
+"""Build store: steps and their keys, published outputs, artifacts and their manifests."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An artifact: its manifest, the verification of the files it lists, and its atomic publication.
+"""An artifact: its manifest, the verification of the listed files, and its atomic publication.
 
 The manifest, `manifest.json`, is the only document that deployment and measurement read about a build. It is read as
 untrusted input: size, schema and paths are checked. This module does not depend on the store that the files came from.
@@ -106,7 +106,7 @@ class Manifest(_Record):
     target_key: Sha256 | Literal[""] = ""
 
     def render(self) -> bytes:
-        """Return the file content: the schema first and a digest of everything before it last."""
+        """Return the content of manifest.json, with the schema first and a digest of the preceding text last."""
         return dump_checksummed_text(
             {"schema": SCHEMA, **self.model_dump(mode="json"), "recipe": self.recipe.as_dict()}
         )
@@ -122,12 +122,12 @@ class Artifact:
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the resolved recipe."""
+        """The resolved recipe that the artifact was built from."""
         return self.manifest.recipe
 
 
 def load_artifact(root: Path, expected: str = "") -> Artifact:
-    """Return an artifact; raise like `load_manifest`."""
+    """Load the artifact in the directory `root`; raises like `load_manifest`."""
     data = _read(root / MANIFEST)
     digest = hashlib.sha256(data).hexdigest()
     if expected and digest != expected:
@@ -140,9 +140,10 @@ def load_artifact(root: Path, expected: str = "") -> Artifact:
 
 
 def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
-    """Return an artifact's manifest; TrtspecError if it is missing or unreadable for this version.
+    """Load an artifact's manifest.
 
-    DigestMismatch if it was modified, or if `expected` is given and its SHA-256 differs.
+    Raises TrtspecError if it is missing or unreadable for this version, and DigestMismatch if it was modified or if its
+    SHA-256 differs from `expected`, unless that is empty.
     """
     return load_artifact(artifact_dir, expected).manifest
 
@@ -166,12 +167,12 @@ def _parse_manifest(path: Path, data: bytes) -> Manifest:
 
 
 def manifest_sha256(artifact_dir: Path) -> str:
-    """Return the SHA-256 of an artifact's manifest, which identifies the artifact; TrtspecError if unreadable."""
+    """Return the SHA-256 of an artifact's manifest, which identifies it; raises TrtspecError if unreadable."""
     return hashlib.sha256(_read(artifact_dir / MANIFEST)).hexdigest()
 
 
 def parse_expected(text: str, option: str = "--manifest") -> str:
-    """Return the hex digits of "sha256:HEX"; TrtspecError for any other format."""
+    """Return the hex digits of "sha256:HEX"; raises TrtspecError for any other format."""
     match = re.fullmatch(r"sha256:([0-9a-f]{64})", text)
     if not match:
         hint = "`trtspec build` prints it; sha256sum build/NAME/manifest.json computes it"
@@ -187,7 +188,7 @@ def _schema_hint(schema: object) -> str | None:
 
 
 def has_manifest(artifact_dir: Path) -> bool:
-    """Return whether a directory contains a trtspec manifest, readable or not."""
+    """Return True if a directory contains a trtspec manifest, even an unreadable one."""
     try:
         with open_regular(artifact_dir / MANIFEST, follow=False) as file:
             return b'"trtspec.manifest/' in file.read(100)
@@ -198,9 +199,9 @@ def has_manifest(artifact_dir: Path) -> bool:
 def verify_files(
     artifact_dir: Path, manifest: Manifest, known: Callable[[Path], str | None] = lambda path: None
 ) -> list[str]:
-    """Hash every file in the manifest and look for unlisted ones; return the problems, one line per file.
+    """Hash every file in the manifest and search for unlisted ones; return the problems, one line per file.
 
-    All cores share the segments of all files. A file for which `known` returns the recorded digest is not hashed
+    The segments of all files are hashed in parallel. A file for which `known` returns the recorded digest is not hashed
     (artifact_cache.py).
     """
     root = artifact_dir.resolve()
@@ -216,12 +217,12 @@ def verify_files(
 
 
 def file_mismatch(root: Path, record: FileRecord) -> str | None:
-    """Return how a file below the resolved directory `root` differs from its record, or None."""
+    """Return the difference between a file below the resolved directory `root` and its record, or None."""
     return _outer_mismatch(root, record) or record.difference(*file_segments([root / record.path]))
 
 
 def _outer_mismatch(root: Path, record: FileRecord) -> str | None:
-    """Return how a file's kind or size differs from its record, or None."""
+    """Return the difference in kind or size between a file and its record, or None."""
     path = root / record.path
     try:
         status = path.lstat()
@@ -264,7 +265,7 @@ _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
 def check_artifact_path(out: Path) -> None:
-    """Raise TrtspecError if it is already known that no artifact can be published at `out`."""
+    """Raise TrtspecError if it is already certain that an artifact cannot be published at `out`."""
     out = _resolved(out)
     nearest = next(path for path in out.parents if os.path.lexists(path))
     hint = "choose another directory with --out"
@@ -277,10 +278,11 @@ def check_artifact_path(out: Path) -> None:
 
 
 def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -> Literal["published", "unchanged"]:
-    """Make `out` the artifact of `manifest`; each file is hard-linked or copied from its path in `files`.
+    """Publish an artifact at `out`; each file is hard-linked or copied from its path in `files`.
 
-    Reports of an existing artifact from the same steps are kept. TrtspecError if `out` is not an artifact or contains
-    unlisted files; StepError for OS errors. After an error `out` is unchanged.
+    Return "unchanged" if the artifact already exists. Reports of an existing artifact from the same steps are kept.
+    Raises TrtspecError if `out` is not an artifact or contains unlisted files, and StepError for OS errors. After an
+    error, `out` is unchanged.
     """
     if set(files) != {record.path for record in manifest.files}:
         raise ValueError("the manifest and the files to publish differ")
@@ -295,7 +297,7 @@ def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -
 
 
 def _resolved(out: Path) -> Path:
-    """Return `out` with links resolved; TrtspecError for the root directory."""
+    """Return `out` with links resolved; raises TrtspecError for the root directory."""
     out = Path(os.path.realpath(out))
     if not out.name:
         raise TrtspecError("an artifact needs its own directory", where=str(out), hint="choose a directory below it")
@@ -321,7 +323,10 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
 
 
 def _manifest_at(out: Path) -> Manifest | None:
-    """Return the manifest of the artifact at `out`, or None if it is missing or unreadable."""
+    """Return the manifest of the artifact at `out`, or None if `out` is free or its manifest is unreadable.
+
+    Raises TrtspecError if `out` contains something other than an artifact.
+    """
     if is_free(out):
         return None
     if not has_manifest(out):
@@ -354,7 +359,7 @@ def _check_only_listed(out: Path, manifest: Manifest) -> None:
 
 
 def _carry_reports(out: Path, temporary: Path) -> None:
-    """Keep up to MOST_REPORTS regular files of the reports; links and special files are not kept."""
+    """Link or copy up to MOST_REPORTS regular files of the reports; links and special files are left out."""
     if (out / REPORTS).is_symlink():
         return
     found = (Path(directory) / name for directory, _, names in os.walk(out / REPORTS) for name in sorted(names))
@@ -365,7 +370,7 @@ def _carry_reports(out: Path, temporary: Path) -> None:
 
 
 def _link_or_copy(source: Path, target: Path, *, segments: Segments | None = None) -> None:
-    """Hard-link a file, or copy it if linking fails; StepError if a copy does not have these segments."""
+    """Hard-link a file, or copy it if linking fails; raises StepError if the copy's segments differ."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this user's cache records about artifacts: the files that were verified and are unchanged since, and the
-directories of their sources.
+"""Records about artifacts in this user's cache: verified files, and the directories of the sources.
 
-A file is identified by device, inode, size and times, and only this user's cache is trusted, never the artifact.
-Change times cannot be set, so writing or replacing a file invalidates it. A mounted file system with forged inodes and
-times is a different device from the cache's; its files are never cached.
+A file is identified by device, inode, size and times, and only this user's cache is trusted, never the artifact. Change
+times cannot be set, so writing or replacing a file invalidates its record. A mounted file system may have forged inodes
+and times, but is a different device from the cache's. Its files are never cached.
 
 Equal inputs give equal manifests everywhere, so a manifest contains no locations. The directory of each source is
-recorded here, under the keys of the artifact's steps. Moving a source loses only this record.
+recorded in the cache, by the keys of the artifact's steps. Moving a source only makes this record obsolete.
 """
 
 from __future__ import annotations
@@ -25,7 +24,10 @@ from trtspec.store.digest import DigestCache, compute_digest, dump_checksummed, 
 
 
 def verify_changed(root: Path, manifest: Manifest) -> tuple[list[str], int]:
-    """Verify files as `verify_files` but skip cached ones; return the problems and the number of cached files."""
+    """Verify an artifact's files like `verify_files`, except for files that were verified before and are unchanged.
+
+    Return the problems and the number of files that were not read again.
+    """
     cache = DigestCache(cache_dir() / "artifacts.json")
     before, cached = dict[Path, str](), set[Path]()
 
@@ -47,9 +49,9 @@ def verify_changed(root: Path, manifest: Manifest) -> tuple[list[str], int]:
 
 
 def remember_published(root: Path, manifest: Manifest) -> None:
-    """Store the manifest's digests in the user's cache, so that `verify_changed` need not hash the new files."""
+    """Cache the digests of a new artifact's files, so that `verify_changed` does not hash them."""
     digests = {root.resolve() / record.path: record.digest for record in manifest.files}
-    with suppress(OSError):  # a file that vanished is reported when the artifact is opened
+    with suppress(OSError):  # a missing file is reported when the artifact is opened
         DigestCache(cache_dir() / "artifacts.json").add_written(
             {path: digest for path, digest in digests.items() if _is_ours(path)}
         )
@@ -67,7 +69,7 @@ MAX_DIRECTORIES = 16  # equal sources may be in several directories, some of the
 
 
 def record_source_locations(manifest: Manifest, sources: Mapping[str, str]) -> None:
-    """Record that an artifact was just built from these directories, {role: directory}."""
+    """Record the directories that an artifact was just built from, as {role: directory}."""
     if not sources:
         return
     path = _record_path(manifest)
@@ -82,7 +84,7 @@ def record_source_locations(manifest: Manifest, sources: Mapping[str, str]) -> N
 
 
 def find_source_location(manifest: Manifest, role: str) -> str | None:
-    """Return a role's newest existing directory, else its newest one, or None if none is recorded."""
+    """Return a role's newest existing source directory, else its newest one, or None if none is recorded."""
     directories = _directories(_record_path(manifest)).get(role, [])
     return next(filter(os.path.isdir, directories), next(iter(directories), None))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths inside an artifact, relative to its root, and the search for files that its manifest does not list.
 
-No other module defines these names. Servers import this module, so it imports no pydantic.
+No other module defines these names. Servers import this module, so it must not import pydantic.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ REPOSITORY, TOKENIZER, PROMPTS, REPORTS = "model_repository", "tokenizer", "prom
 
 
 def checkpoint(role: str) -> str:
-    """Return the directory of the checkpoint for role "target" or "draft"."""
+    """Return the path of the checkpoint directory for the role "target" or "draft"."""
     return f"{CHECKPOINTS}/{role}"
 
 
 def engine(role: str) -> str:
-    """Return the directory of the engine for role "target" or "draft"."""
+    """Return the path of the engine directory for the role "target" or "draft"."""
     return f"{ENGINES}/{role}"
 
 
 def from_model(path: str) -> str:
-    """Return an artifact path relative to the directory of a model in the artifact's repository."""
+    """Convert an artifact path to a path relative to the directory of a model in the artifact's repository."""
     return f"../../{path}"
 
 
@@ -34,7 +34,7 @@ BYTE_CODE = "__pycache__"  # Python writes it next to models; it is never served
 
 
 def unlisted(root: Path, listed: Iterable[str]) -> list[str]:
-    """Return the unlisted files and links below `root`, sorted, excluding reports and byte code.
+    """Return the files and links below `root` that are not in `listed`, sorted, without reports and byte code.
 
     Links that replace a listed file or one of its parent directories are not returned; comparing digests finds them.
     """

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of values and documents (SHA-256), and a cache of file digests (core/hashing.py): the canonical form of step
-fields, and JSON documents that contain their own digest.
+"""SHA-256 digests of values in a canonical form, checksummed JSON documents, and a cache of file digests.
 
 The canonical form of a value is a type tag, the length of the payload and the payload. No form is a prefix of another
 and no two values share a form: 1, True, 1.0 and "1" have four different keys. A document with a flipped byte or an
-incomplete write is treated as missing.
+incomplete write is treated as missing. The digests of files are computed in core/hashing.py.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MAX_DOCUMENT_BYTES = 64 << 20
 
 
 def dump_checksummed(schema: str, body: dict[str, Any]) -> bytes:
-    """Return a JSON document with the schema, the body and a digest of both."""
+    """Return a JSON document with the schema, the fields of `body`, and a digest of both."""
     document = {"schema": schema, **body}
     return json.dumps({**document, "digest": _digest(document)}, indent=1).encode()
 
@@ -63,7 +62,7 @@ def dump_checksummed_text(document: dict[str, Any]) -> bytes:
 
 
 def has_valid_checksum(data: bytes) -> bool:
-    """Return whether a document written by `dump_checksummed_text` is unchanged."""
+    """Return True if a document written by `dump_checksummed_text` is unchanged."""
     body, found = data[:-_TAIL_BYTES], data[-_TAIL_BYTES:]
     return len(data) > _TAIL_BYTES and found == _TAIL % _digest_of_text(body)
 
@@ -87,8 +86,8 @@ RACY_NS = 2_000_000_000
 def canonical(value: object) -> bytes:
     """Return the canonical form of plain data, enum members and frozen dataclasses of them.
 
-    Dataclass fields with `metadata={"key": False}` are excluded. TypeError for any other type, including subclasses of
-    plain types: a guessed form could give two different values the same key.
+    Dataclass fields with `metadata={"key": False}` are excluded. Raises TypeError for any other type, including
+    subclasses of plain types: a guessed form could give two different values the same key.
     """
     form = _FORMS.get(type(value))
     if form is not None:
@@ -101,7 +100,7 @@ def canonical(value: object) -> bytes:
 
 
 def compute_digest(tag: str, value: object) -> str:
-    """Return the SHA-256 of a value in the role `tag`; different roles give different digests."""
+    """Return the SHA-256 of a value's canonical form in hex; different tags give different digests."""
     return hashlib.sha256(tag.encode() + b"\n" + canonical(value)).hexdigest()
 
 
@@ -112,9 +111,9 @@ def key_fields(value: Any) -> dict[str, Any]:
 class DigestCache:
     """Cache of the digests of source files, valid while a file's identity, size and times are unchanged.
 
-    Files that changed in the last two seconds are not cached: another write could leave the times unchanged. Files
-    that other users can write are cached in this process only: a writable mapping changes bytes long before times.
-    Several processes may share one cache. An unreadable cache is treated as empty; failed writes are ignored.
+    Files that changed in the last two seconds are not cached: another write could leave the times unchanged. Files that
+    other users can write are cached in this process only, because a writable mapping can change bytes long before the
+    times. Several processes may share one cache. An unreadable cache is treated as empty; failed writes are ignored.
     """
 
     MAX_FILES = 10_000
@@ -126,21 +125,21 @@ class DigestCache:
         self._here: dict[str, str] = {}
 
     def lookup(self, path: Path) -> str | None:
-        """Return the cached digest, or None, without reading the file."""
+        """Return the cached digest of a file, or None; the file is not read."""
         identity = file_identity(path)
         if identity in self._here:
             return self._here[identity]
         return self._known[identity] if identity in self._known and is_guarded(path) else None
 
     def learn(self, read: Mapping[Path, tuple[str, str]]) -> None:
-        """Cache digests, given (identity before the read, digest) by path; TrtspecError if a file has changed since."""
+        """Cache `(identity before the read, digest)` by path; raises TrtspecError if a file has changed since."""
         ensure_unchanged({path: before for path, (before, _) in read.items()})
         settled = [path for path in read if self._clock_ns() - changed_ns(path) > RACY_NS]
         self._here |= dict(read[path] for path in settled)
         self._remember(dict(read[path] for path in settled if is_guarded(path)))
 
     def add_written(self, digests: Mapping[Path, str]) -> None:
-        """Cache digests of files written only by this process, regardless of their age."""
+        """Cache the digests of files that only this process has written, regardless of their age."""
         self._remember({file_identity(path): digest for path, digest in digests.items() if is_guarded(path)})
 
     def _remember(self, digests: Mapping[str, str]) -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One store entry: its document and the verification of its files, which are hashed once and later compared by their
-stamps.
+"""A store entry: its document, and the verification of its files by digests or stamps.
 
     entry.json     step, time, and every file with size and segments; written last, with a checksum
     files/...      the step's output, read-only
 
-This module does not handle locks, other entries or how an entry is moved into place.
+A file is hashed once, and later compared by its stamp (inode, size and times). This module does not handle locks, other
+entries or how an entry is moved into place.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ ENTRY_SCHEMA = "trtspec.entry/2"
 TICK_NS = 20_000_000
 
 Stamp = list[int]  # inode, size, mtime_ns, ctime_ns
-SealedFiles = tuple[tuple[FileRecord, ...], dict[str, Stamp]]  # their records, and stamps by path
+SealedFiles = tuple[tuple[FileRecord, ...], dict[str, Stamp]]  # the records of the files, and their stamps by path
 
 
 class UnsoundError(Exception):
-    """An entry differs from its record; the message names the first difference. Internal to the store."""
+    """Raised if an entry differs from its record; the message names the first difference. Internal to the store."""
 
 
 class StoreEntry(BaseModel):
-    """The output of a step and its directory."""
+    """The published output of a step; `seconds` is the duration of the step, `created` an ISO 8601 time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +63,7 @@ class StoreEntry(BaseModel):
 
 
 def load_entry(directory: Path, key: str) -> StoreEntry:
-    """Return the entry of `key` without checking its files; UnsoundError if its document is invalid."""
+    """Return the entry of `key` without checking its files; raises UnsoundError if its document is invalid."""
     body = load_checksummed(ENTRY_SCHEMA, directory / "entry.json")
     if body is None:
         raise UnsoundError("entry.json is missing, damaged or of another version")
@@ -77,12 +77,12 @@ def load_entry(directory: Path, key: str) -> StoreEntry:
 
 
 def write_entry(entry: StoreEntry, workspace: Path) -> None:
-    """Write the document of an entry whose files are already sealed in `workspace`."""
+    """Write entry.json for an entry whose files are already sealed in `workspace`."""
     replace_file(workspace / "entry.json", dump_checksummed(ENTRY_SCHEMA, entry.model_dump(mode="json")))
 
 
 def check_files(entry: StoreEntry, known: dict[str, Stamp]) -> dict[str, Stamp]:
-    """Return the stamps of an entry's files; UnsoundError names the first file that differs from its record.
+    """Return the stamps of an entry's files; raises UnsoundError for the first file that differs from its record.
 
     Files whose stamp equals the one in `known` are not hashed again.
     """
@@ -120,7 +120,7 @@ def seal_files(files_dir: Path, known: Mapping[str, Segments]) -> SealedFiles:
 
 
 def scan(root: Path) -> dict[str, Stamp]:
-    """Return the stamps of all files below `root` by relative path; UnsoundError for a symlink or special file."""
+    """Return the stamps of all files below `root` by relative path; raises UnsoundError for other file types."""
     found: dict[str, Stamp] = {}
     pending = [""]
     if root.is_symlink():
@@ -142,7 +142,7 @@ def scan(root: Path) -> dict[str, Stamp]:
 
 
 def _settled_segments(files_dir: Path, stamps: Mapping[str, Stamp]) -> dict[str, Segments]:
-    """Return the segments of files, hashed once any later write is certain to change their stamps."""
+    """Hash files and return their segments by path; first wait until any later write would change their stamps."""
     age_ns = time.time_ns() - max((max(stamp[2:]) for stamp in stamps.values()), default=0)
     if 0 <= age_ns < TICK_NS:
         time.sleep((TICK_NS - age_ns) / 1e9)
@@ -165,7 +165,7 @@ class Lookup:
 
 
 def find_entry(layout: Layout, key: str, *, remember: bool) -> Lookup:
-    """Return the verified entry of a key; with `remember` its stamps are saved so that it is not hashed again."""
+    """Look up and verify the entry of a key; with `remember`, its stamps are saved to avoid hashing it again."""
     directory = layout.entry(key)
     if not directory.exists():
         return Lookup(None, "never built")
@@ -181,7 +181,7 @@ def find_entry(layout: Layout, key: str, *, remember: bool) -> Lookup:
 
 
 def refresh_mtimes(layout: Layout, key: str) -> bool:
-    """Update the stored change times of an entry's files; False if anything else changed."""
+    """Update the recorded change times of an entry's files; return False if anything else changed."""
     with suppress(UnsoundError):
         known, found = _stamps(layout, key), scan(layout.entry(key) / "files")
         if {path: stamp[:3] for path, stamp in known.items()} == {path: stamp[:3] for path, stamp in found.items()}:
@@ -192,7 +192,7 @@ def refresh_mtimes(layout: Layout, key: str) -> bool:
 
 def remember_stamps(layout: Layout, key: str, stamps: dict[str, Stamp]) -> None:
     path = layout.stamps(key)
-    with suppress(OSError):  # on a full disk the next reader hashes the files again
+    with suppress(OSError):  # on a full disk, the next reader hashes the files again
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, dump_checksummed(STAMPS_SCHEMA, {"stamps": stamps}))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a plan: take outputs from the store, build the missing ones and notify an observer.
+"""Execution of a plan: take outputs from the store, build the missing ones and notify an observer.
 
 Steps run sequentially in plan order. Steps that require devices run concurrently with the others, each on its own
-devices, as far as there are enough.
+devices, as far as devices are free.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ WAKE_S = 0.5  # a signal delivered to another thread is handled when this thread
 
 
 class Observer(Protocol):
-    """Receives progress, one call at a time; the command line draws progress bars from it."""
+    """Interface for receiving the progress of a run, one call at a time."""
 
     def step_started(self, step: Step, total_bytes: int) -> None:
-        """A step that is not in the store starts; `total_bytes` is 0 if its size is unknown."""
+        """Called when a step starts to run; `total_bytes` is 0 if its size is unknown."""
 
     def step_advanced(self, step: Step, n: int) -> None:
-        """A running step has processed `n` more bytes."""
+        """Called when a running step has processed `n` more bytes."""
 
     def step_message(self, step: Step, text: str) -> None:
-        """A running step reports its current activity."""
+        """Called when a running step reports its current activity."""
 
     def step_finished(self, step: Step, status: Status, seconds: float) -> None:
-        """A step's output is in the store; `step_started` is not called for steps that were already there."""
+        """Called when a step's output is in the store; `seconds` is the time spent on the step in this run."""
 
 
 class Unobserved:
@@ -55,7 +55,7 @@ class Unobserved:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step: built or found, seconds spent in this run, the verified output."""
+    """The result of a step: its status, the seconds spent on it in this run, and its verified entry."""
 
     step: Step
     status: Status
@@ -72,10 +72,10 @@ class StepResult:
 
 
 def execute(plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str] = ()) -> list[StepResult]:
-    """Bring every step of a plan into the store; any exception of a step ends the run and is re-raised.
+    """Build the missing steps of a plan and return the results of all its steps, in plan order.
 
-    Finished steps stay in the store, so the next run resumes there. `devices` are allocated to steps that require
-    some; without any, such steps run like the others.
+    The first exception of a step ends the run and is raised. Finished steps stay in the store, so the next run
+    continues there. `devices` are allocated to steps that require some; without any, such steps run like other steps.
     """
     run = _Run(store, observer)
     with sigterm_as_interrupt():
@@ -88,10 +88,7 @@ def execute(plan: StepPlan, store: Store, observer: Observer, devices: Sequence[
 
 
 class _Run:
-    """One run: its results, by the steps' keys in the plan, and its first failure, if any.
-
-    Several threads may process steps.
-    """
+    """The state of one run: results by step key, and the first failure; shared by the threads that run steps."""
 
     def __init__(self, store: Store, observer: Observer) -> None:
         self.results: dict[str, StepResult] = {}
@@ -118,14 +115,14 @@ class _Run:
         self.results[step.key] = StepResult(step, status, seconds, found.entry)
 
     def fail(self, error: BaseException) -> BaseException:
-        """Return the first error of the run: an earlier one, else this one."""
+        """Record an error, unless the run has already failed, and return the run's first error."""
         with self._lock:
             self.failure = self.failure or error
         return self.failure
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count a thread as working; raises RunStopped if the run has already failed."""
+        """Context manager that counts a thread as working; raises RunStopped if the run has already failed."""
         with self._idle:
             if self.failure:
                 raise RunStopped
@@ -143,13 +140,13 @@ class _Run:
 
     @contextmanager
     def observing(self) -> Iterator[Observer]:
-        """Give one thread at a time access to the observer."""
+        """Context manager that gives one thread at a time access to the observer."""
         with self._lock:
             yield self._observer
 
 
 class _Meter(StepProgress):
-    """Reports the start and the progress of a step to the observer; stops the step when the run has failed."""
+    """Reports a step's start and progress to the observer; raises RunStopped in the step if the run has failed."""
 
     def __init__(self, step: Step, run: _Run) -> None:
         self._step = step
@@ -170,7 +167,7 @@ class _Meter(StepProgress):
 
 
 def _run_concurrently(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
-    """Run steps that require devices in threads and the others here; the first failure stops all running steps."""
+    """Run steps with devices in threads and other steps in this thread; the first failure stops all and is raised."""
     waiting, most = list(steps), len(free)
     lent: dict[Future[None], tuple[str, ...]] = {}
     with ThreadPoolExecutor(most) as pool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files outside the store as input of a step, identified by content, not by location.
+"""Source files outside the store as inputs of steps, identified by content instead of location.
 
-A plan may leave large files unread; a build reads each of them once and remembers the digest.
+A plan may leave large files unread. A build reads each of them once and caches the digest.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from trtspec.store.digest import DigestCache
 
 @dataclass(frozen=True)
 class Files:
-    """Files directly below `root`: (name, digest) each, sorted by name.
+    """Source files directly below `root`, as pairs (name, digest) sorted by name.
 
-    A plan may leave large files unread and use a placeholder that identifies the file instead of its digest; then
-    `is_read` is False, the plan's keys are not the final keys, and its steps cannot run. `identities` detect
-    replacement of the files after their digests were taken.
+    A plan may leave large files unread and use a placeholder that identifies the file instead of its digest. Then
+    `is_read` is False, the plan's keys are not the final keys, and its steps cannot run. `stats` are pairs (bytes,
+    modification time in ns). `identities` detect replacement of the files after their digests were taken.
     """
 
     root: Path = field(metadata={"key": False})
@@ -44,7 +44,7 @@ class Files:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Raise SourceChanged at the end of the block, also after an exception, if a file was changed or replaced."""
+        """Context manager that raises SourceChanged at its end, also after an exception, if a file changed."""
         try:
             yield
         finally:
@@ -56,8 +56,8 @@ class Files:
 class FileReader:
     """Determines the digests of source files; files with a cached digest are not read.
 
-    If the files without a cached digest exceed `unread_above` bytes together, they stay unread. `on_bytes` receives
-    the size of each piece read, from several threads. `absent` gives records for files that do not exist here: these
+    If the files without a cached digest exceed `unread_above` bytes together, they stay unread. `on_bytes` receives the
+    size of each piece read, from several threads. `absent` has records of files that do not exist on this machine. They
     suffice for a plan, and a step that reads such a file fails.
     """
 
@@ -74,7 +74,10 @@ class FileReader:
         self._on_bytes = on_bytes
 
     def read(self, root: Path, paths: Iterable[Path]) -> Files:
-        """Return the files below `root`; StepError if one cannot be read or is not the one that the hub lists."""
+        """Return the digests of `paths`, which are directly below `root`.
+
+        Raises StepError if a file cannot be read, or if a download differs from the file that the hub lists.
+        """
         paths = sorted(paths)
         try:
             # before hashing, so that later changes are detected
@@ -94,7 +97,7 @@ class FileReader:
         return Files(root, named, tuple(stats.values()), tuple(identities.values()))
 
     def _hash(self, paths: Sequence[Path]) -> dict[Path, str]:
-        """Return the digests of files; those from the hub are compared with the SHA-256 in their name as well."""
+        """Return the digests of files; downloads from the hub are also compared with the hub's SHA-256."""
         downloads = [path for path in paths if hub_digest(path)]
         others = [path for path in paths if path not in downloads]
         return {
@@ -110,7 +113,7 @@ class FileReader:
         return digest
 
     def _stat(self, path: Path) -> tuple[int, int]:
-        """Return the size and the modification time of a file."""
+        """Return the size in bytes and the modification time in nanoseconds of a file."""
         if path in self._absent:
             return self._absent[path][1:]
         status = path.stat()
@@ -121,10 +124,11 @@ class FileReader:
 
 
 def hub_digest(path: Path) -> str | None:
-    """Return the SHA-256 that the hub lists for a file of its cache: the name of the blob that a snapshot links to.
+    """Return the SHA-256 that the Hugging Face hub lists for a file in its cache, or None for other files.
 
-    Only files stored in LFS or Xet have such a name (huggingface_hub, file_download.py: the blob's name is the ETag);
-    other files are named by git's digest, which is shorter.
+    It is the name of the blob that a snapshot links to. Only files stored in LFS or Xet have such a name
+    (huggingface_hub, file_download.py: the blob's name is the ETag). Other files are named by git's digest, which is
+    shorter.
     """
     blob = Path(os.path.realpath(path))
     is_kept = blob.parent.name == "blobs" and blob.is_relative_to(os.path.realpath(hub_cache_dir()))

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths below one root."""
+    """Paths below the root of a store."""
 
     root: Path
 
     def make(self) -> None:
-        """Create the root directory; TrtspecError if that fails."""
+        """Create the root directory; raises TrtspecError if that fails."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -53,7 +53,7 @@ class Layout:
             raise TrtspecError(f"cannot create the store: {error.strerror}", where=str(self.root), hint=hint) from error
 
     def entry(self, key: str) -> Path:
-        """Return the directory of a key's entry; TrtspecError if the key is malformed."""
+        """Return the directory of a key's entry; raises TrtspecError if the key is malformed."""
         if not re.fullmatch("[0-9a-f]{64}", key):
             raise TrtspecError(f"{key!r} is not a step key: expected 64 hex digits")
         return self.root / "entries" / key[:2] / key
@@ -68,7 +68,7 @@ class Layout:
         return self.root / "stamps" / f"{key}.json"
 
     def temporary(self, key: str) -> Path:
-        """Return a unique path whose parent exists."""
+        """Return a unique path below root/tmp for a key; its parent directory exists."""
         path = self.root / "tmp" / f"{key}.{os.getpid()}.{secrets.token_hex(4)}"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -77,14 +77,14 @@ class Layout:
         return listdir(self.root / folder)
 
     def lock(self, key: str, timeout_s: float = -1) -> BaseFileLock:
-        """Return the lock of a key, not yet acquired; by default acquiring it waits without a timeout."""
+        """Return the lock of a key, not yet acquired; by default, acquiring it blocks without a timeout."""
         path = self.root / "locks" / f"{key}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         return file_lock(path, timeout_s)
 
     @contextmanager
     def explain_os_errors(self, doing: str) -> Iterator[None]:
-        """Convert OSErrors that the machine causes within the block to StepErrors."""
+        """Context manager that converts OSErrors with a cause in the machine, such as a full disk, to StepErrors."""
         try:
             yield
         except OSError as error:
@@ -98,16 +98,16 @@ class Layout:
 
 
 def listdir(path: Path) -> list[Path]:
-    """Return the sorted contents of a directory; an empty list if it does not exist."""
+    """Return the sorted contents of a directory; [] if it does not exist."""
     return sorted(path.iterdir()) if path.is_dir() else []
 
 
 def remove_entry(layout: Layout, key: str) -> bool:
-    """Remove an entry, whose lock the caller holds; return whether it existed."""
+    """Remove an entry; return True if it existed. The caller holds the lock of its key."""
     layout.stamps(key).unlink(missing_ok=True)
     aside = layout.temporary(key)
     try:
-        os.rename(layout.entry(key), aside)  # rename first: a kill leaves garbage, not half an entry
+        os.rename(layout.entry(key), aside)  # rename first, so that a kill leaves garbage instead of half an entry
     except FileNotFoundError:
         return False
     failpoint("store.before-delete")
@@ -116,7 +116,7 @@ def remove_entry(layout: Layout, key: str) -> bool:
 
 
 def collect(layout: Layout, *folders: str) -> None:
-    """Delete leftovers of terminated processes in these folders; a name is in use while its key's lock is held."""
+    """Delete leftovers of ended processes in folders of a store, except for keys whose lock is held."""
     from filelock import Timeout
 
     for path in [path for folder in folders for path in layout.listed(folder)]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan will do: the order of its steps, which of them have to run, and the disk space that they need.
+"""Build plans: the order of the steps, their status in the store, and the disk space that they need.
 
 Step sizes come from headers; this module does not depend on how steps write their output.
 """
@@ -18,7 +18,7 @@ from trtspec.store.store import Store
 
 
 class StepPlan:
-    """The targets and all their dependencies: each key once, dependencies first.
+    """The steps of a build: the targets and all their dependencies, each key once, dependencies first.
 
     The order follows the targets and the fields of the steps, so equal targets give equal plans.
     """
@@ -32,7 +32,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepStatus:
-    """Whether a step's output is in the store, and if not, why."""
+    """The status of a step: "hit" if its output is in the store, else "miss" with the reason in `why`."""
 
     step: Step
     name: str
@@ -42,7 +42,7 @@ class StepStatus:
 
 
 def plan_status(plan: StepPlan, store: Store) -> list[StepStatus]:
-    """Return for each step of a plan whether it will run, without changing the store."""
+    """Return the status of each step of a plan, in plan order, without changing the store."""
     found: dict[str, StepStatus] = {}
     for step in plan.steps:
         lookup = store.peek(step.key)
@@ -61,7 +61,7 @@ def _visit(step: Step, found: dict[str, Step]) -> None:
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """Bytes to be written below `path` and bytes free there; `what` is the label for messages."""
+    """Bytes to be written below `path`, and bytes free on its file system; `what` is the label for messages."""
 
     what: str
     path: Path
@@ -112,7 +112,7 @@ def _full_bytes(status: StepStatus, store: Store) -> int:
 
 
 def disk_need(what: str, path: Path, needed_bytes: int) -> DiskNeed:
-    """Return the need below `path`, which may not exist yet, with the free space of its file system."""
+    """Return a DiskNeed with the free space of the file system of `path`, which may not exist yet."""
     return DiskNeed(what, path, needed_bytes, shutil.disk_usage(_nearest(path)).free)
 
 
@@ -127,7 +127,7 @@ def _nearest(path: Path) -> Path:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Return a byte count as text with a binary unit."""
+    """Return a byte count as text with a binary unit, such as 1.5 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Select and remove store entries that are old or exceed a size limit, least recently used first."""
+"""Selection and removal of store entries that are old or exceed a size limit, least recently used first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtspec.store.store import Store
 
 @dataclass(frozen=True)
 class EntryUsage:
-    """An entry, the recipes whose builds used it, the last use, and whether a running build holds it."""
+    """A store entry with its recipes and its last use; `is_held` is true while a running build needs it."""
 
     entry: StoreEntry
     recipes: tuple[str, ...]
@@ -23,7 +23,7 @@ class EntryUsage:
 
 @dataclass(frozen=True)
 class PruneLimits:
-    """Retention limits: maximum time since last use in seconds, maximum total bytes; unlimited if None."""
+    """Retention limits: maximum seconds since the last use, and maximum total bytes; None for no limit."""
 
     older_than_s: float | None = None
     max_bytes: int | None = None
@@ -31,7 +31,7 @@ class PruneLimits:
 
 @dataclass(frozen=True)
 class PruneResult:
-    """Removed keys, freed bytes, and bytes not freed because artifacts link to the files."""
+    """The removed keys, the freed bytes, and the bytes that remain because artifacts link to the files."""
 
     keys: tuple[str, ...] = ()
     freed_bytes: int = 0
@@ -51,7 +51,7 @@ def _entry_usage(store: Store, entry: StoreEntry, is_held: bool) -> EntryUsage:
 
 
 def select_prunable(uses: Sequence[EntryUsage], limits: PruneLimits, now: datetime) -> list[EntryUsage]:
-    """Return the entries beyond the limits, least recently used first; held entries stay and count toward the size."""
+    """Return the entries beyond the limits, least recently used first; held entries count but are not returned."""
     size, found = sum(each.entry.total_bytes for each in uses), []
     for each in sorted(uses, key=lambda each: each.last_used):
         is_old = limits.older_than_s is not None and (now - each.last_used).total_seconds() > limits.older_than_s
@@ -63,7 +63,7 @@ def select_prunable(uses: Sequence[EntryUsage], limits: PruneLimits, now: dateti
 
 
 def remove(store: Store, chosen: Sequence[EntryUsage], *, dry_run: bool) -> PruneResult:
-    """Remove entries, or report what would be removed; entries that a build now holds stay."""
+    """Remove entries, or only report them with `dry_run`; entries that a running build holds are kept."""
     gone, freed, total = [], 0, 0
     for entry in (each.entry for each in chosen):
         own = _unshared_bytes(entry)
@@ -74,7 +74,11 @@ def remove(store: Store, chosen: Sequence[EntryUsage], *, dry_run: bool) -> Prun
 
 
 def clear_rest(store: Store, removed: PruneResult, *, dry_run: bool) -> PruneResult:
-    """Remove everything other than sound entries: damaged entries and leftovers of interrupted builds."""
+    """Remove all remaining entries that no build holds, such as damaged ones, and leftovers of interrupted builds.
+
+    Return `removed` with the additional keys and bytes. With `dry_run`, nothing is removed and only leftovers are
+    counted.
+    """
     left = store.all_resumable_bytes()
     more = () if dry_run else tuple(store.gc(keep=set()))
     freed = left if dry_run else left - store.all_resumable_bytes()
@@ -82,7 +86,7 @@ def clear_rest(store: Store, removed: PruneResult, *, dry_run: bool) -> PruneRes
 
 
 def by_recipe(uses: Sequence[EntryUsage]) -> list[tuple[str, int, int]]:
-    """Return (recipe, number of entries, bytes); a shared entry counts for each of its recipes."""
+    """Return `(recipe, number of entries, total bytes)` for each recipe; a shared entry counts for each one."""
     names = sorted({name for each in uses for name in each.recipes})
     own = {name: [each.entry.total_bytes for each in uses if name in each.recipes] for name in names}
     return [(name, len(sizes), sum(sizes)) for name, sizes in own.items()]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records next to a store's entries: which recipes used them and when, which of them running builds need, and the
-throughput of earlier steps on this machine.
+"""Records about a store's entries: their use, leases of running builds, and the throughput of earlier steps.
 
-    root/uses/<key>.json        when each recipe's build last used the entry; a cache
+    root/uses/<key>.json        time of the last use by each recipe's build; a cache
     root/holds/<token>.json     the keys that a build needs, valid while it holds <token>.lock
     root/rates.json             bytes per second by kind of step; a cache
 
-This module does not depend on entries. In a read-only store nothing is recorded, and nothing can be removed.
+This module does not depend on the entries themselves. In a read-only store nothing is recorded, and nothing can be
+removed.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ HOLD_SCHEMA = "trtspec.hold/1"
 
 
 class Leases:
-    """Use records and holds below the root of a store."""
+    """Use records of a store's entries, and leases that protect entries during a build."""
 
     def __init__(self, root: Path, clock: Callable[[], float]) -> None:
         self._root = root
         self._clock = clock
 
     def of(self, key: str) -> dict[str, float]:
-        """Return when each user last used an entry, in seconds since the epoch."""
+        """Return the time of each user's last use of an entry, in seconds since the epoch."""
         document = load_checksummed(USES_SCHEMA, self._notes(key)) or {"users": {}}
         return dict(document["users"])
 
     def note(self, keys: Collection[str], user: str) -> None:
-        """Record that `user` uses these entries now."""
+        """Record that `user`, a recipe's name, uses these entries now; OS errors are ignored."""
         with suppress(OSError), self._lock("uses"):
             for key in keys:
                 _write(
@@ -56,7 +56,7 @@ class Leases:
 
     @contextmanager
     def holding(self, keys: Collection[str]) -> Iterator[None]:
-        """Protect entries, including those not yet built, from removal while the block runs."""
+        """Context manager that protects entries, including future ones, from removal while the block runs."""
         path = self._root / "holds" / f"{os.getpid()}.{secrets.token_hex(4)}.json"
         lock = None
         with suppress(OSError), self._lock("holds"):
@@ -71,12 +71,12 @@ class Leases:
 
     @contextmanager
     def unheld(self, key: str) -> Iterator[bool]:
-        """Yield whether no build holds a key; new holds wait until the block ends."""
+        """Context manager that yields True if no build holds a key; new holds wait until the block ends."""
         with self._lock("holds"):
             yield key not in self.held()
 
     def held(self) -> set[str]:
-        """Return the keys that running builds hold; holds of killed builds are removed."""
+        """Return the keys that running builds hold, and remove the holds of killed builds."""
         from filelock import Timeout
 
         found: set[str] = set()
@@ -108,24 +108,24 @@ def _file_lock(path: Path, timeout_s: float = -1) -> BaseFileLock:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace a file; a power failure may lose it, which costs only this record."""
+    """Replace a file without fsync; a power failure may lose the record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, data, durable=False)
 
 
 RATES_SCHEMA = "trtspec.rates/1"
-KEPT = 5  # only the newest runs: disks fill up and machines change
-LEAST_BYTES = 16 << 20  # below this, start-up dominates the time
+KEPT = 5  # latest runs per kind; older ones are dropped because disks fill up and machines change
+LEAST_BYTES = 16 << 20  # for smaller steps, start-up dominates the time
 
 
 class StepRates:
-    """Bytes per second of the newest runs by `Step.kind`."""
+    """Throughput in bytes per second of the latest runs, by `Step.kind`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def note(self, step: Step, seconds: float) -> None:
-        """Record the duration of a step that ran from start to end."""
+        """Record the duration of a complete run; steps with less than LEAST_BYTES are ignored."""
         if step.total_bytes >= LEAST_BYTES and seconds > 0:
             known = self._load()
             known[step.kind] = [*known.get(step.kind, []), step.total_bytes / seconds][-KEPT:]
@@ -134,7 +134,7 @@ class StepRates:
                 replace_file(self._path, dump_checksummed(RATES_SCHEMA, {"rates": known}))
 
     def estimated_seconds(self, step: Step) -> float | None:
-        """Return the estimated seconds by the median throughput of the step's kind, or None if unknown."""
+        """Return a step's estimated duration by the median throughput of its kind, or None if unknown."""
         rates = self._load().get(step.kind)
         return step.total_bytes / median(rates) if rates else None
 

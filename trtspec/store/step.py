@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of build steps: a frozen value with everything that its output depends on, and a way to produce it."""
+"""Interface of build steps: a frozen value with everything that its output depends on, and a method to produce it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from trtspec.store.digest import compute_digest, key_fields
 
 
 class RunStopped(Exception):
-    """The run has failed elsewhere, so the step's output is not needed. Internal; users never see it."""
+    """Raised in a step of a run that has failed elsewhere. Internal; users never see it."""
 
 
 class StepProgress:
-    """Receives the progress of a running step. This class ignores it; others stop the step when the run has failed."""
+    """Receives the progress of a running step; this base class ignores it."""
 
     def advance(self, n_bytes: int) -> None:
         """Count `n_bytes` more of the step's `total_bytes` as done; raises RunStopped if the step must end."""
 
     def set_message(self, text: str) -> None:
-        """Report the current activity."""
+        """Report the step's current activity as text."""
 
 
 class Inputs:
-    """Inputs of a running step: directories with the files of its dependencies, `inputs[self.source]`, and devices.
+    """The inputs of a running step: `inputs[dependency]` is the directory with the output files of a dependency.
 
     `devices` are reserved for the step while it runs: as many as it requires, or all if there are fewer.
     """
@@ -46,7 +46,7 @@ class Inputs:
 
 
 def notes_dir(out: Path) -> Path:
-    """Return the directory next to a resumable step's `out` for its notes, which are not part of its output."""
+    """Return the directory for a resumable step's own state, next to `out`; it is not part of the output."""
     return out.parent / "notes"
 
 
@@ -73,26 +73,26 @@ class Step(ABC):
 
     @property
     def name(self) -> str:
-        """The step's name for users, such as `split-prompts`: by default that of its class."""
+        """The step's name for users, by default derived from the class name, such as `split-prompts`."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(self).__name__).lower()
 
     @abstractmethod
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments] | None:
-        """Write the step's files below `out`; return the segments of those hashed while writing."""
+        """Write the step's files below `out`; return the segments, by path, of files hashed while writing, or None."""
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that `run` will report to its progress; 0 if unknown or nothing is moved."""
+        """Number of bytes that `run` will report to its progress; 0 if unknown or if no data is moved."""
         return 0
 
     @property
     def kind(self) -> str:
-        """Group of steps with about equal throughput."""
+        """Name of a group of steps with about equal throughput, for time estimates."""
         return type(self).__qualname__
 
     @property
     def output_bytes(self) -> int:
-        """Minimum bytes that `run` will write; 0 if they are few."""
+        """Minimum number of bytes that `run` will write; 0 if negligible."""
         return 0
 
     def disk_bytes(self, directory: Path) -> int:
@@ -101,7 +101,7 @@ class Step(ABC):
 
     @property
     def num_devices(self) -> int:
-        """Devices that `run` uses; steps with devices may run concurrently with others."""
+        """Number of devices that `run` uses; a step with devices may run concurrently with others."""
         return 0
 
     @property
@@ -120,19 +120,19 @@ class Step(ABC):
 
     @property
     def key_parts(self) -> dict[str, str]:
-        """The parts of the key: a digest of each field by name, to explain why two keys differ."""
+        """Digests of the parts of the key, by field name, to explain why two keys differ."""
         digests = {name: compute_digest("trtspec.field/1", _by_key(value)) for name, value in key_fields(self).items()}
         return {"kind of step": f"{self._kind()}/{self.VERSION}", **digests}
 
     @cached_property
     def key(self) -> str:
-        """The identity of the step's output: its class, version and fields, with steps replaced by their keys."""
+        """The identity of the output: a digest of class, version and fields, in which steps are replaced by keys."""
         identity = {name: _by_key(value) for name, value in key_fields(self).items()}
         return compute_digest("trtspec.step/1", (self._kind(), self.VERSION, identity))
 
     @classmethod
     def _kind(cls) -> str:
-        """Return the name of the class; with its module outside trtspec, so that no other package can share a key."""
+        """Return the class name, with the module outside trtspec, so that no other package can share a key."""
         is_built_in = cls.__module__.partition(".")[0] == "trtspec"
         return cls.__qualname__ if is_built_in else f"{cls.__module__}.{cls.__qualname__}"
 

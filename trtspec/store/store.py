@@ -47,16 +47,16 @@ NO_INPUTS = Inputs({})
 
 @dataclass(frozen=True)
 class Obtained:
-    """A step's output: its verified entry, and whether the step ran here."""
+    """A step's verified entry; `built` is true if the step was run to obtain it."""
 
     entry: StoreEntry
     built: bool
 
 
 class Store:
-    """Entries by step key below one directory; any number of processes may share it.
+    """Entries by step key below one directory, which any number of processes may share.
 
-    `digests` caches the digests of files outside the store, next to its root.
+    `digests` caches the digests of files outside the store, in a file next to its root.
     """
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
@@ -71,7 +71,7 @@ class Store:
         return DigestCache(self.root.with_name("digests.json"))
 
     def peek(self, key: str) -> Lookup:
-        """Return the result of `get` without changing anything on disk."""
+        """Return the verified entry of a key, like `get`, without changing anything on disk."""
         with self._layout.explain_os_errors("reading the store"):
             return find_entry(self._layout, key, remember=False)
 
@@ -87,7 +87,7 @@ class Store:
     def obtain(
         self, step: Step, inputs: Inputs = NO_INPUTS, start: Callable[[], StepProgress] = StepProgress
     ) -> Obtained:
-        """Return the output of a step, which runs if the store lacks it; `start` is called before it runs."""
+        """Return a step's output, running the step if it is missing; `start` returns the receiver of its progress."""
         lookup = self.get(step.key)
         if lookup.entry:
             return Obtained(lookup.entry, built=False)
@@ -95,7 +95,7 @@ class Store:
         return self._build(step, inputs, start())
 
     def _build(self, step: Step, inputs: Inputs, progress: StepProgress) -> Obtained:
-        """Run the step, unless another process has built it in the meantime."""
+        """Run a step and publish its output, unless another process has done so in the meantime."""
         self._layout.make()
         with self._layout.explain_os_errors(f"building {step.name}; nothing was published"):
             collect(self._layout, "tmp")
@@ -113,9 +113,10 @@ class Store:
 
     @contextmanager
     def _workspace(self, step: Step) -> Iterator[Path]:
-        """Provide the directory for a step's files and notes; after a failure a resumable step's workspace is kept.
+        """Context manager that provides the directory for a step's files and notes.
 
-        After SourceChanged the notes are deleted, because the files may come from a different source.
+        After a failure, the workspace of a resumable step is kept. After SourceChanged its notes are deleted, because
+        the files may come from a different source.
         """
         workspace = self._layout.partial(step.key) if step.RESUMABLE else self._layout.temporary(step.key)
         files = workspace / "files"
@@ -135,7 +136,7 @@ class Store:
             raise
 
     def _publish(self, step: Step, workspace: Path, output: SealedFiles, seconds: float) -> StoreEntry:
-        """Make a workspace the entry of a step, whose lock the caller holds."""
+        """Turn a workspace into the entry of a step with one rename; the caller holds the step's lock."""
         failpoint("store.before-entry")
         directory, (records, stamps) = self._layout.entry(step.key), output
         created = datetime.fromtimestamp(self._clock(), timezone.utc).isoformat(timespec="seconds")
@@ -160,9 +161,10 @@ class Store:
         return entry
 
     def restamp(self, key: str) -> bool:
-        """Accept the change times of an entry's files after hard-linking them; False if anything else changed.
+        """Accept the new change times of an entry's files after hard-linking them.
 
-        Use it only for an entry that this process fetched or built before it created the links.
+        Return False if anything else changed. Use it only for an entry that this process fetched or built before it
+        created the links.
         """
         with self._layout.explain_os_errors("reading the store"):
             return refresh_mtimes(self._layout, key)
@@ -178,7 +180,7 @@ class Store:
 
     @contextmanager
     def holding(self, keys: Collection[str], user: str) -> Iterator[None]:
-        """Protect a build's entries from removal while the block runs; afterwards record that `user` used them."""
+        """Context manager that protects a build's entries from removal, and then records that `user` used them."""
         with self.uses.holding(keys):
             try:
                 yield
@@ -186,7 +188,7 @@ class Store:
                 self.uses.note([key for key in keys if self._layout.entry(key).exists()], user)
 
     def all_resumable_bytes(self) -> int:
-        """Return the bytes on disk left by interrupted builds."""
+        """Return the bytes on disk that interrupted builds of all keys left for later ones."""
         return sum(self.resumable_bytes(path.name) for path in self._layout.listed("partial"))
 
     def resumable_bytes(self, key: str) -> int:
@@ -206,7 +208,7 @@ class Store:
         return problems
 
     def remove(self, key: str) -> bool:
-        """Remove the entry of a key; return whether there was one that no running build holds."""
+        """Remove the entry of a key, unless a running build holds it; return True if an entry was removed."""
         with (
             self._layout.explain_os_errors("removing an entry"),
             self._layout.lock(key),
@@ -231,7 +233,7 @@ class Store:
 
 
 def _write_output(files: Path, step: Step, inputs: Inputs, progress: StepProgress) -> SealedFiles:
-    """Run a step and seal its output."""
+    """Run a step and seal its output; raises StepError if the output has files of unsupported types."""
     known = step.run(files, inputs, progress) or {}
     try:
         return seal_files(files, known)

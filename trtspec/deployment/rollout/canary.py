@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canary analysis: whether a new revision may proceed at its share of the requests.
+"""Canary analysis: the decision to keep or reject a new revision at its share of the requests.
 
-The absence of evidence against a revision is not sufficient: before a decision, both revisions answer a number of
+The absence of evidence against a revision is not sufficient. Before a decision, both revisions answer a number of
 identical synthetic requests in turns. Client and mirrored requests count too if there are enough of them. Everything
 except `PairedProbes`, which sends the synthetic requests, is a pure function.
 """
@@ -30,7 +30,7 @@ MIN_DRAFTED = 200  # minimum drafted tokens for an acceptance rate
 
 @dataclass(frozen=True)
 class ProbePair:
-    """One synthetic request that both revisions answered: seconds and texts."""
+    """The latencies in seconds and the texts of one synthetic request that both revisions answered."""
 
     old_s: float
     new_s: float
@@ -40,7 +40,7 @@ class ProbePair:
 
 @dataclass(frozen=True)
 class CanaryStats:
-    """All statistics collected at one share. `comparable` is true if both revisions must generate the same texts."""
+    """All statistics collected at one share; `comparable` is true if both revisions must generate equal texts."""
 
     held_s: float
     old: BackendStats = field(default_factory=BackendStats)
@@ -51,7 +51,7 @@ class CanaryStats:
 
 
 def rejection_reason(limits: RolloutPolicy, seen: CanaryStats) -> str:
-    """Return why the new revision is rejected, or ""."""
+    """Return the reason for rejecting the new revision, or ""."""
     if seen.new.failed > limits.max_failed:
         return f"{seen.new.failed} of {seen.new.requests} requests failed, most recently: {seen.new.said}"
     if seen.comparable and (other := [pair for pair in seen.pairs if pair.old_text != pair.new_text]):
@@ -61,12 +61,12 @@ def rejection_reason(limits: RolloutPolicy, seen: CanaryStats) -> str:
 
 
 def has_enough_samples(limits: RolloutPolicy, seen: CanaryStats) -> bool:
-    """Return whether the hold time has passed and enough samples were collected."""
+    """Return True if the hold time has passed and enough samples were collected."""
     return seen.held_s >= limits.hold_s and len(seen.pairs) >= limits.min_requests
 
 
 def _check_mirrored(limits: RolloutPolicy, seen: CanaryStats) -> str:
-    """Return why mirrored requests reject the new revision; `_latency` checks their latency."""
+    """Return the reason for a rejection based on mirrored requests, except for their latency, or ""."""
     shadow = seen.shadow
     if shadow.failed > limits.max_failed:
         return f"{shadow.failed} of {shadow.sent} mirrored requests failed, most recently: {shadow.said}"
@@ -82,7 +82,7 @@ def _acceptance(limits: RolloutPolicy, drafted: int, accepted: int) -> str:
 
 
 def _latency(limits: RolloutPolicy, seen: CanaryStats) -> str:
-    """Return the first latency whose ratio exceeds the limit with its entire confidence interval."""
+    """Describe the first latency whose ratio exceeds the limit with its entire confidence interval; "" if none does."""
     compared: list[tuple[str, Sequence[float], Sequence[float]]] = [
         ("a synthetic request", [pair.old_s for pair in seen.pairs], [pair.new_s for pair in seen.pairs]),
         ("the first token", seen.old.first_token, seen.new.first_token),
@@ -104,7 +104,10 @@ def _latency(limits: RolloutPolicy, seen: CanaryStats) -> str:
 
 
 def latency_ratio_interval(old: Sequence[float], new: Sequence[float], percentile: int) -> tuple[float, float]:
-    """Return the lower end of the 95 % bootstrap interval of a ratio of percentiles, and the ratio itself."""
+    """Return `(low, ratio)` for the ratio of the new to the old latency at a percentile.
+
+    `low` is the lower end of the ratio's 95 % bootstrap confidence interval.
+    """
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -123,12 +126,12 @@ MAX_UNANSWERED_S = 60.0  # limit without an answered pair
 
 
 class ProbeFailed(DeployError):
-    """The new revision fails a request that the old one answers."""
+    """Raised if the new revision fails a request that the old one answers, or if no pair succeeds in time."""
 
 
 @dataclass
 class PairedProbes:
-    """Sends requests for short texts to an old and a new server, given by address."""
+    """Sends the same requests for short texts to an old and a new server, given by address."""
 
     old: str
     new: str
@@ -140,9 +143,9 @@ class PairedProbes:
         self._asked, self._since = 0, time.monotonic()
 
     def ask(self) -> None:
-        """Send the next request to both servers in alternating order; raise ProbeFailed.
+        """Send the next request to both servers in alternating order; raises ProbeFailed.
 
-        A prompt that both servers fail is dropped; a failure of the old server only is ignored.
+        A prompt that both servers fail is dropped. A failure of the old server only is ignored.
         """
         prompt, self._asked = self._left[0], self._asked + 1
         first, second = (self.old, self.new) if self._asked % 2 else (self.new, self.old)
@@ -162,7 +165,7 @@ class PairedProbes:
 
 
 def _answer(url: str, prompt: str) -> tuple[float, str] | TrtspecError:
-    """Return the seconds and the text of a response, or the error."""
+    """Send a synthetic request; return the seconds and the text of the response, or the error."""
     request = {"text_input": prompt, "max_tokens": TOKENS, "temperature": 0.0, "exclude_input_in_output": True}
     began = time.monotonic()
     try:
@@ -173,9 +176,9 @@ def _answer(url: str, prompt: str) -> tuple[float, str] | TrtspecError:
 
 
 def mirroring_summary(seen: MirrorStats, share: int) -> dict[str, Any]:
-    """Return the counts, `latency_ratio` (median of new over old seconds) and both acceptance rates.
+    """Return a summary of mirrored requests: counts, latency ratio and acceptance rates.
 
-    A value without samples is null.
+    `latency_ratio` is the median ratio of the new to the old duration. A value without samples is None.
     """
     counts = {name: getattr(seen, name) for name in ("sent", "failed", "compared", "different", "dropped")}
     ratios = [new / max(old, 1e-9) for old, new in zip(seen.old_s, seen.new_s, strict=True)]

@@ -37,12 +37,12 @@ from trtspec.serving.triton.server import EXIT_TIMEOUT_S
 from trtspec.store.artifact import Artifact, load_artifact
 
 POLL_S = 0.1
-BEGUN_S = 30.0  # until the supervisor has begun; it checks every 0.25 s
-ROOM_BYTES = 1 << 20  # of disk, for the records and logs of a rollout
-SETTLED_S = 60.0  # until the supervisor has executed a command
-RESTARTED_S = 30.0  # until a restarting server answers again
-ANSWER_S = 10.0  # for one token of a live server
-PORT_TRIES = 3  # rollouts, each avoiding ports taken by other processes
+BEGUN_S = 30.0  # time limit for the supervisor to begin; it checks every 0.25 s
+ROOM_BYTES = 1 << 20  # minimum free disk space, for the records and logs of a rollout
+SETTLED_S = 60.0  # time limit for the supervisor to execute a command
+RESTARTED_S = 30.0  # time limit for a restarting server to answer again
+ANSWER_S = 10.0  # time limit for one token of a live server
+PORT_TRIES = 3  # maximum number of rollouts, each avoiding ports taken by other processes
 
 
 @dataclass
@@ -58,9 +58,10 @@ class RolloutResult(RunningDeployment):
 def start_rollout(
     journal: DeploymentJournal, record: DeploymentRecord, artifact: Artifact, options: DeployOptions
 ) -> RolloutResult:
-    """Replace the served artifact; return once the new one is promoted or holding, else raise RolledBack.
+    """Replace the served artifact; return once the new revision is promoted or holding.
 
-    An artifact that is already served is left unchanged.
+    An artifact that is already served is left unchanged. Raises RolledBack if the new revision is rejected, and
+    DeployError if the rollout cannot start.
     """
     _check_same_endpoints(record, options)
     rollout = active_rollout(journal, record)
@@ -87,7 +88,7 @@ def _run_rollout(
     before: int = 0,
     source: str = "",
 ) -> RolloutResult:
-    """Stage a revision and follow its rollout; retry with other ports if another process took one."""
+    """Stage a revision and follow its rollout; retry with other ports if another process takes one."""
     for tries_left in reversed(range(PORT_TRIES)):
         with reserved_ports(journal, _server_options(options), PORTS[:3]) as ports:
             rollout = _stage_rollout(journal, record, artifact, options, ports, before=before, source=source)
@@ -102,7 +103,7 @@ def _run_rollout(
 
 
 def _wait_until_answering(journal: DeploymentJournal, options: DeployOptions) -> DeploymentRecord:
-    """Wait until a deployment answers and return its record; raise DeployError if it does not."""
+    """Wait until a deployment answers a request and return its record; raises DeployError if it does not."""
     deadline = time.monotonic() + min(options.timeout_s, RESTARTED_S)
     record = journal.read_existing()
     while record.state == "restarting" and " is in use" not in record.reason and record.is_running:
@@ -126,7 +127,10 @@ def _wait_until_answering(journal: DeploymentJournal, options: DeployOptions) ->
 
 
 def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) -> RolloutResult:
-    """Report the progress of a rollout until it ends or holds; each of its steps has its own time limit."""
+    """Report the progress of a rollout until it is promoted or holding; each of its steps has a time limit.
+
+    Raises RolledBack if the revision is rejected, and DeployError if the deployment ends.
+    """
     reported = ""
     begun_by = time.monotonic() + BEGUN_S + 2 * journal.read_existing().drain_s  # an earlier revision may still drain
     while True:  # unbounded: the supervisor's steps have time limits, and its death ends the loop
@@ -148,7 +152,10 @@ def watch_rollout(journal: DeploymentJournal, revision: int, on_event: OnEvent) 
 
 
 def roll_back(journal: DeploymentJournal, on_event: OnEvent) -> dict[str, Any]:
-    """Return to the previous revision: immediately during a rollout, else by a rollout of its staged files."""
+    """Return to the previous revision and return the deployment's document.
+
+    During a rollout, the supervisor does so immediately. Otherwise, a new rollout serves the previous revision's files.
+    """
     record = journal.read_existing()
     if active_rollout(journal, record):
         return run_command(journal, ROLLBACK, "rolled-back")
@@ -164,10 +171,7 @@ def roll_back(journal: DeploymentJournal, on_event: OnEvent) -> dict[str, Any]:
 
 
 def previous_revision(journal: DeploymentJournal, record: DeploymentRecord) -> tuple[int, str]:
-    """Return the previously served revision that is still staged, and the path it was built at.
-
-    Raises DeployError if none exists.
-    """
+    """Return the number and build path of the latest other staged revision; raises DeployError if none is left."""
     served = [entry for entry in journal.entries() if entry["state"] == "live" and entry.get("revision")]
     for entry in reversed(served):
         place = revision_dir(journal, entry["revision"]) / "artifact"
@@ -179,7 +183,7 @@ def previous_revision(journal: DeploymentJournal, record: DeploymentRecord) -> t
 
 
 def rollout_policy(recipe: ResolvedRecipe, shares: Sequence[int]) -> RolloutPolicy:
-    """Return the rollout limits of a recipe; non-empty `shares` override the recipe's."""
+    """Return the rollout policy of a recipe; non-empty `shares` override the recipe's."""
     wanted = recipe.serving.rollout
     return RolloutPolicy(
         shares=tuple(shares) or tuple(wanted.canary),
@@ -202,9 +206,9 @@ def _stage_rollout(
     before: int = 0,
     source: str = "",
 ) -> RolloutRecord:
-    """Stage a new revision of a live deployment and leave a rollout file for its supervisor.
+    """Stage a new revision of a live deployment and write the rollout's state file for its supervisor.
 
-    `before` is a formerly served revision that returns immediately; `source` is the path it was built at.
+    `before` is a formerly served revision that is restored, and `source` the path that it was built at.
     """
     limits = rollout_policy(artifact.recipe, options.shares)
     if source:
@@ -257,7 +261,10 @@ def _check_same_endpoints(record: DeploymentRecord, options: DeployOptions) -> N
 
 
 def run_command(journal: DeploymentJournal, what: str, wanted: str) -> dict[str, Any]:
-    """Send a command to the rollout in progress, wait for its effect and return the document."""
+    """Send a command to the rollout in progress, wait for its effect and return the deployment's document.
+
+    Raises RolledBack if the rollout ends in another state than `wanted`, and DeployError if it does not end.
+    """
     record = journal.read_existing()
     _check_runs(record)
     rollout = active_rollout(journal, record)
@@ -285,7 +292,7 @@ def _read_current(journal: DeploymentJournal, revision: int) -> RolloutRecord:
 
 
 def _server_options(options: DeployOptions) -> DeployOptions:
-    """Return the options for the new server's ports, which differ from the old server's without being reported."""
+    """Return options for choosing the new server's ports: without the gateway's port, and without events."""
     ports = {name: port for name, port in options.ports.items() if name != "openai"}
     return replace(options, ports=ports, on_event=lambda state, what: None)
 

@@ -52,13 +52,13 @@ from trtspec.serving.gateway.router import router_stats_path
 from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Artifact, load_artifact, load_manifest
 
-TAKEN_UP_S = 5.0  # until the gateway has read new routes
+TAKEN_UP_S = 5.0  # time limit for the gateway to load new routes
 POLL_S = 0.1
 
 
 @dataclass
 class TrafficSplit:
-    """The split between an old and a new revision of one deployment; does nothing without a gateway."""
+    """The split of requests between the old and the new revision of a deployment; no effect without a gateway."""
 
     journal: DeploymentJournal
     old: DeploymentRecord
@@ -93,34 +93,38 @@ class TrafficSplit:
         return read_router_stats(router_stats_path(self.journal.root / ROUTES))
 
     def drain(self, record: DeploymentRecord, within_s: float) -> None:
-        """Wait until a revision's open requests have ended."""
+        """Wait up to `within_s` seconds until a revision's open requests have ended."""
         if self.has_entry:
             wait_until(lambda: not self.stats().of(record.revision).open, within_s, POLL_S)
 
     def finalize(self, record: DeploymentRecord) -> None:
-        """Make a restarted gateway route to this revision only."""
+        """Write the gateway's configuration so that a restarted gateway routes to this revision only."""
         if self.has_entry:
             write_config(revision_config(self.journal, record), self.journal.root / GATEWAY_CONFIG_FILE)
 
 
-GATE_S = 10.0  # for one request of the gates, all of which are short
+GATE_S = 10.0  # time limit for one request of the gates; all are short
 NOTE_EVERY_S = 1.0
 FAULT_S = 0.1  # interval of fault checks while both servers answer, which takes seconds under load
-ENDED_S = 1.0  # for open requests after a rollback; the old revision resumes most of them
-WHY_S = 0.6  # for the watching thread to find why a request failed
-ALONE_S = 2.5  # for open requests if the drafter is dead: the old revision cannot resume texts of two models
+ENDED_S = 1.0  # time for open requests after a rollback; the old revision resumes most of them
+WHY_S = 0.6  # time for the watching thread to find the cause of a failed request
+ALONE_S = 2.5  # time for open requests if the drafter is dead: the old revision cannot resume texts of two models
 TRIAL_STOPPED_S = 1.0  # half of a live server's limit, because ending the new server costs no requests
-UNFIT = "min_speedup"  # not measurable next to a busy server
+UNFIT = "min_speedup"  # a gate that cannot be measured next to a busy server
 
 Replace = Callable[[ManagedServer, DeploymentRecord, str], ManagedServer]
 
 
 class RolloutAborted(Exception):
-    """The rollout must not continue; the text is the reason."""
+    """Raised if the rollout must not continue; the text is the reason."""
 
 
 class RolloutController(threading.Thread):
-    """The thread of one rollout. `replace_keeper` makes a server the live one and returns the previous one."""
+    """The thread that carries out one rollout.
+
+    `replace_keeper` makes a server the live one and returns the previous one. `over` is set when the deployment ends.
+    `say` writes a line to the log.
+    """
 
     def __init__(
         self,
@@ -162,14 +166,14 @@ class RolloutController(threading.Thread):
             self._done.set()
 
     def _reason(self, error: Exception) -> str:
-        """Return the reason for the rollback: an operating system error, or a bug, whose traceback is logged."""
+        """Return the reason for a rollback after an unexpected error; the traceback of a bug is logged."""
         if isinstance(error, OSError) and (refused := describe_os_error_at(error, str(self.journal.root))):
             return refused
         self._say(f"the rollout failed:\n{traceback.format_exc()}")
         return f"{type(error).__name__}: {error}; see the log for the traceback"
 
     def end(self, drain_s: float) -> None:
-        """End the server that was not promoted, and any draining server, with the deployment."""
+        """End the rollout's server with the deployment, at the latest after about `drain_s` seconds."""
         wait_until(self._done.is_set, drain_s + ENDED_S)
         if not self._done.is_set():
             self._keeper.end(0.0)
@@ -200,7 +204,10 @@ class RolloutController(threading.Thread):
         self._promote()
 
     def _watch(self) -> None:
-        """End the new server when it fails, so that threads waiting for it return."""
+        """Wait for a failure of the new server; then return its requests to the old revision and end the server.
+
+        Threads that wait for the new server then return.
+        """
         if fault := self._keeper.fault(lambda: self._over.is_set() or self._done.is_set(), TRIAL_STOPPED_S):
             self._fault = fault
             self._withdraw()
@@ -208,7 +215,7 @@ class RolloutController(threading.Thread):
             self._keeper.end(0.0)
 
     def _check(self, objection: str = "") -> None:
-        """Raise RolloutAborted if the rollout must not continue."""
+        """Raise RolloutAborted if the rollout must not continue, for example because of `objection`."""
         front = self._keeper.front
         front_fault = f"the {front.running.child.name} {wrong}" if front and (wrong := front.wrong()) else ""
         if fault := self._fault or objection or front_fault:
@@ -232,7 +239,7 @@ class RolloutController(threading.Thread):
         self._say(f"revision {self.rollout.record.revision} is {state}: {detail}")
 
     def _judge_gates(self) -> None:
-        """Evaluate the recipe's gates on the new server; raise TrtspecError if one fails."""
+        """Evaluate the recipe's gates on the new server; raises TrtspecError if one fails."""
         root, recipe = self._artifact.root, self._artifact.recipe
         skip = {*self.rollout.skip_gates, UNFIT}
         if recipe.speculation.method == "none" or not active_gates(recipe, skip):
@@ -242,7 +249,7 @@ class RolloutController(threading.Thread):
         self._run_checked(lambda: ensure_served_gates(client, root, load, undecided=self.rollout.undecided))
 
     def _canary(self, share: int) -> None:
-        """Hold the new revision at a share of the requests until enough samples exist; share 0 only mirrors."""
+        """Hold a share of the requests until enough samples exist; share 0 only mirrors. Raises RolloutAborted."""
         self._shares.give(share, shadow=self.rollout.limits.shadow)
         state = "canary" if share else "shadow"
         self._note(state, self.rollout.traffic(share), share if self._shares.has_entry else 0)
@@ -260,7 +267,7 @@ class RolloutController(threading.Thread):
             time.sleep(min(LOOK_EVERY_S, limits.hold_s / (2 * limits.min_requests + 1)))
 
     def _run_checked(self, ask: Callable[[], object]) -> None:
-        """Run `ask` in a thread while checking for faults and commands; after those its results are ignored."""
+        """Run `ask` in a thread while checking for faults and commands; raises RolloutAborted or the error of `ask`."""
         failed: list[Exception] = []
 
         def run() -> None:
@@ -294,7 +301,7 @@ class RolloutController(threading.Thread):
             save_rollout(self.journal, self.rollout)
 
     def _promote(self) -> None:
-        """Make the new revision live and let the old one finish its requests."""
+        """Make the new revision live, and end the old one after it has finished its requests."""
         self._shares.give(100)
         self._check()
         record = replace(self.rollout.record, state="live", restarts=0, reason="")
@@ -326,7 +333,7 @@ class RolloutController(threading.Thread):
         self._say(f"revision {self.rollout.record.revision} is rolled back: {reason}")
 
     def _withdraw(self) -> None:
-        """Return all requests to the old revision, once; both the watching and the rollout thread may call this.
+        """Return all requests to the old revision, once; both the watching and the rollout thread may call it.
 
         The new revision is removed from the routes; its remaining requests count as open until they end.
         """
@@ -336,13 +343,13 @@ class RolloutController(threading.Thread):
                 self._withdrawn = True
 
     def _let_end(self) -> None:
-        """Let the new revision finish its open requests if it can."""
+        """Wait briefly for the new revision's open requests, unless its server cannot finish them."""
         if self._over.is_set() or (self._fault and not is_draft_failure(self._fault)):
             return
         self._shares.drain(self.rollout.record, ALONE_S if self._fault else ENDED_S)
 
     def _note_end(self) -> None:
-        """Record the end of the rollout; retried on a full disk, because no other rollout can begin before."""
+        """Record the end of the rollout, with retries on a full disk: no other rollout can begin before."""
         left: list[Callable[[DeploymentJournal, RolloutRecord], object]] = [note_rollout, save_rollout]
         while left:  # unbounded: until there is disk space, or the deployment ends
             is_last = self._over.is_set()
@@ -356,7 +363,7 @@ class RolloutController(threading.Thread):
 
     @contextmanager
     def _logged_errors(self) -> Iterator[None]:
-        """Log exceptions and continue, because the remaining steps must run too."""
+        """Context manager that logs exceptions instead of raising them, because the remaining steps must run too."""
         try:
             yield
         except Exception as error:

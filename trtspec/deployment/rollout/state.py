@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State file of a rollout, independent of the command that started it.
+"""The state file of a rollout, which the supervisor carries out independently of the command that started it.
 
     staged     waits for the supervisor           canary     gets a share of the requests and is monitored
     starting   the server is starting             holding    stays at a last share below 100 % until promoted
@@ -9,8 +9,8 @@
 
     rolled-back   it was rejected or cancelled; the previous revision remained live throughout
 
-The command stages the revision and writes the record; from then on the deployment's supervisor carries the rollout
-out, even if the command ends.
+The command stages the revision and writes the file. Afterwards the deployment's supervisor carries out the rollout,
+even if the command ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RolloutPolicy:
         min_requests: synthetic requests per share that both revisions must answer, and the minimum number of client
             requests for comparing latencies.
         max_failed: failed requests allowed per share.
-        max_latency_ratio: maximum ratio of new over old latency.
+        max_latency_ratio: maximum ratio of the new to the old latency.
         min_acceptance: minimum acceptance rate; 0 for none.
         shadow: percentage of the other requests to mirror, before the first share and at all shares.
     """
@@ -57,10 +57,13 @@ class RolloutPolicy:
 
 @dataclass(frozen=True)
 class RolloutRecord:
-    """One rollout; `record` is the deployment's record after promotion.
+    """One rollout.
 
-    `share` is the current percentage of requests, `shadow` the results of mirrored requests
-    (`trtspec.deployment.rollout.canary`), empty without mirroring. `undecided` is the policy for undecided gates.
+    Attributes:
+        record: the deployment's record after promotion.
+        share: current percentage of requests for the new revision.
+        shadow: results of mirrored requests (`trtspec.deployment.rollout.canary`); empty without mirroring.
+        undecided: the policy for undecided gates.
     """
 
     record: DeploymentRecord
@@ -77,7 +80,7 @@ class RolloutRecord:
         return self.state in OVER
 
     def traffic(self, share: int) -> str:
-        """Return which requests the new revision gets at a share; at 0 only mirrored ones."""
+        """Describe the requests that the new revision gets at `share` percent; at 0, only mirrored requests."""
         if not share and self.limits.shadow:
             return f"{self.limits.shadow} % of the requests mirrored, responses discarded"
         return f"{share} % of the requests" if self.record.openai else "synthetic requests"
@@ -98,7 +101,7 @@ class RolloutRecord:
 
 
 def read_rollout(journal: DeploymentJournal) -> RolloutRecord | None:
-    """Return the last rollout of a deployment, if any."""
+    """Return the last rollout of a deployment, or None; raises DeployError if its file is unreadable."""
     path = journal.root / FILE
     try:
         found = read_typed(RolloutRecord, path, MAX_STATE_BYTES)
@@ -124,19 +127,19 @@ def note_rollout(journal: DeploymentJournal, rollout: RolloutRecord, detail: str
 
 
 def save_rollout(journal: DeploymentJournal, rollout: RolloutRecord) -> RolloutRecord:
-    """Replace the state file only."""
+    """Replace the state file without a journal entry, and return the rollout."""
     document = asdict(rollout) | {"shares": rollout.limits.shares}
     replace_file(journal.root / FILE, json.dumps(document, indent=1).encode())
     return rollout
 
 
 def send_command(journal: DeploymentJournal, what: str) -> None:
-    """Leave a command for the supervisor: PROMOTE or ROLLBACK."""
+    """Write a command for the supervisor, PROMOTE or ROLLBACK, to the deployment's directory."""
     replace_file(journal.root / ASK, what.encode())
 
 
 def take_command(journal: DeploymentJournal) -> str:
-    """Take the pending command, or ""."""
+    """Remove the pending command and return it: PROMOTE, ROLLBACK, or "" for none."""
     path = journal.root / ASK
     found = ""
     with suppress(OSError):
@@ -146,7 +149,7 @@ def take_command(journal: DeploymentJournal) -> str:
 
 
 def active_rollout(journal: DeploymentJournal, record: DeploymentRecord | None) -> RolloutRecord | None:
-    """Return the rollout that a running supervisor is carrying out, or None."""
+    """Return the rollout that a running supervisor carries out at present, or None."""
     rollout = read_rollout(journal)
     if rollout is None or rollout.is_over or record is None or not record.is_running:
         return None

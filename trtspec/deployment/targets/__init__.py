@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deployment targets, one module or folder each, found by scanning."""
+"""Deployment targets, one module or folder each, found by scanning this folder."""

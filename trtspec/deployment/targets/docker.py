@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Docker target: serve an artifact in a container on this machine with a rendered file for `docker compose`.
 
-https://github.com/compose-spec/compose-spec/blob/main/spec.md
+Format of the file: https://github.com/compose-spec/compose-spec/blob/main/spec.md
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _service(workload: ContainerWorkload, image: str, ports: Mapping[str, int]) 
 
 
 def _confined() -> dict[str, Any]:
-    """Return the settings that restrict the container; it writes only to memory."""
+    """Return the compose settings that restrict the container, which writes only to memory."""
     owned = f"uid={USER},gid={USER},mode=0700,nosuid,nodev"
     return {
         "read_only": True,
@@ -116,7 +116,7 @@ def _confined() -> dict[str, Any]:
 
 
 def _sized(workload: ContainerWorkload) -> dict[str, Any]:
-    """Return memory limits and GPU ids; engines pin memory and need large stacks."""
+    """Return the compose settings for memory and GPUs; engines pin memory and need large stacks."""
     sized: dict[str, Any] = {
         "shm_size": workload.shm_bytes,
         "mem_limit": workload.memory_bytes + 2 * STATE_BYTES,
@@ -141,10 +141,7 @@ class DockerSettings:
 
 
 def render_docker(workload: ContainerWorkload, repository: Path) -> RenderedFiles:
-    """Return the compose file and the Dockerfile; without an image only the latter.
-
-    Ports default to the container's.
-    """
+    """Return the compose file and the Dockerfile of a workload; without an image, only the Dockerfile."""
     options = workload.options
     exposure_warning(options.host)
     image = parse_settings(DockerSettings, options.settings).image
@@ -210,7 +207,7 @@ class DockerDeployment(RunningDeployment):
 
 
 def stop(name: str) -> dict[str, Any]:
-    """Stop a container; open streams may finish within the compose file's grace period."""
+    """Stop a container and return its document; open streams may finish within the grace period."""
     journal = DeploymentJournal(name)
     record = journal.read_existing()
     state = _state(record)
@@ -230,7 +227,7 @@ def fetch_log(journal: DeploymentJournal) -> None:
 
 
 def _state(record: DeploymentRecord) -> str:
-    """Return docker's state of a deployment, live if healthy; stopped and failed are final."""
+    """Return the state that docker reports, or "unknown"; the recorded states stopped and failed are final."""
     if record.state in ("stopped", "failed"):
         return record.state
     try:
@@ -251,7 +248,7 @@ def _folder(journal: DeploymentJournal) -> Path:
 
 
 def _compose(journal: DeploymentJournal, *words: str, timeout_s: float) -> bytes:
-    """Run docker compose on a deployment's file and return its output; raise DeployError or StepTimeout."""
+    """Run docker compose on a deployment's file and return its output; raises DeployError or StepTimeout."""
     record = journal.read()
     command = [DOCKER, "compose", "--file", str(_folder(journal) / COMPOSE_FILE), *words]
     environment = {**os.environ, ARTIFACT_VARIABLE: record.artifact if record else ""}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local target: serve an artifact with a tritonserver under a supervisor on this machine.
 
-    staged   its process runs        smoke   a first request was answered        stopped   stopped by command
-    loaded   it reports ready        live    its gates hold                      failed    failed before it was live
-    restarting   it was dead, stopped or hanging, and is being restarted         failed    or restarts did not help
+    staged       the server's process runs           restarting   a dead, stopped or hanging server is restarted
+    loaded       the server reports ready            stopped      the deployment was stopped by command
+    smoke        a first request was answered        failed       the start failed, or restarts did not help
+    live         the gates passed
 
-The supervisor carries out the start; the deploying command follows its record, evaluates the gates and makes it live.
-
-Reported readiness is not sufficient (a dead Python stub leaves it unchanged): only an answered request counts.
+The supervisor starts the server. The deploying command follows the record, evaluates the gates and sets the state to
+live. Only an answered request counts, because a server with a dead Python stub still reports ready.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from trtspec.serving.triton.server import EXIT_TIMEOUT_S, remove_shared_memory
 from trtspec.store.artifact import Artifact
 
 PROBE_TIMEOUT_S = 10.0
-STOP_MARGIN_S = 10.0  # beyond the drain time
-NOTE_TIMEOUT_S = 2.0  # until the end of a server is recorded
+STOP_MARGIN_S = 10.0  # time after the drain time
+NOTE_TIMEOUT_S = 2.0  # time limit for recording the end of a server
 POLL_S = 0.05
-PORT_TRIES = 4  # starts, each avoiding ports taken by other processes
+PORT_TRIES = 4  # maximum number of starts, each avoiding ports taken by other processes
 
 
 def deploy_local(journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> LocalDeployment:
-    """Serve an artifact; return after the first answered request. On failure, all processes started are ended.
+    """Serve an artifact; return after the first answered request. On failure, all started processes are ended.
 
     Raises StepTimeout on a timeout, SmokeTestFailed if the first request fails, DeployError for other failures, and any
     error of `before_live`.
@@ -77,7 +77,7 @@ def deploy_local(journal: DeploymentJournal, artifact: Artifact, options: Deploy
 
 
 def _served(journal: DeploymentJournal, artifact: Artifact, options: DeployOptions, deadline: float) -> LocalDeployment:
-    """Start a server and wait for its first answer; raise PortInUse if another process took one of its ports."""
+    """Start a server and wait for its first answer; raises PortInUse if another process took one of its ports."""
     names = PORTS if artifact.recipe.serving.openai else PORTS[:3]
     with reserved_ports(journal, options, names, former_ports(journal.read(), "local", options)) as ports:
         server = _start(journal, artifact, ports, options)
@@ -126,14 +126,14 @@ class LocalDeployment(RunningDeployment):
         raise DeployError(f"the server {what}", hint=tail_hint(self.journal))
 
     def await_start(self, state: str, deadline: float, late: str) -> None:
-        """Wait until the supervisor has recorded a state of its start; `late` is the message of a timeout."""
+        """Wait until the start has reached a state; after `deadline`, raise StepTimeout with the message `late`."""
         while not self.has_reached(state):
             if time.monotonic() >= deadline:
                 raise StepTimeout(late, hint=tail_hint(self.journal))
             time.sleep(POLL_S)
 
     def has_reached(self, state: str) -> bool:
-        """Return whether the start has reached a state; raise the supervisor's error if it failed."""
+        """Return True if the start has reached a state; raises the supervisor's error if the start failed."""
         code = self.process.poll()  # before the record, which the supervisor writes before it ends
         self.record = self.journal.read_existing()
         if self.record.state == "failed":
@@ -150,7 +150,7 @@ class LocalDeployment(RunningDeployment):
         return STARTING.index(self.record.state) >= STARTING.index(state)
 
     def await_entry(self, deadline: float) -> None:
-        """Wait until the OpenAI gateway, if there is one, answers."""
+        """Wait until the OpenAI gateway, if any, answers; raises StepTimeout after `deadline`."""
         urls = [child.url for child in read_process_specs(self.journal.children)]
 
         def answer() -> bool:
@@ -161,10 +161,10 @@ class LocalDeployment(RunningDeployment):
 
 
 def status(name: str) -> dict[str, Any]:
-    """Return the status of a deployment.
+    """Return the status document of a deployment.
 
-    `state` is live (it just answered a request), unhealthy (it runs but did not answer; `probe` has the error), dead
-    (its process is gone unexpectedly; `log` has the last lines), starting, restarting, stopped or failed.
+    `state` is live (the server just answered a request), unhealthy (it runs but did not answer; `probe` has the error),
+    dead (its process is gone unexpectedly; `log` has the last lines), starting, restarting, stopped or failed.
     """
     journal = DeploymentJournal(name)
     record = journal.read_existing()
@@ -180,7 +180,7 @@ def status(name: str) -> dict[str, Any]:
 
 
 def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
-    """Stop a deployment, or clean up after one that does not run; `was_running` distinguishes the two."""
+    """Stop a deployment, or clean up after a dead one; return its document, where `was_running` distinguishes both."""
     journal = DeploymentJournal(name)
     record = journal.read_existing()
     timeout_s = record.drain_s + STOP_MARGIN_S if timeout_s is None else timeout_s
@@ -193,7 +193,7 @@ def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
 def _start(
     journal: DeploymentJournal, artifact: Artifact, ports: Mapping[str, int], options: DeployOptions
 ) -> LocalDeployment:
-    """Stage a first revision and start its supervisor."""
+    """Stage a new first revision and start its supervisor."""
     revision, former = next_revision(journal), journal.read()
     remove_old_revisions(journal, revision, {former.revision} if former else set())
     new_token(journal.root)
@@ -229,7 +229,7 @@ def _supervise(journal: DeploymentJournal, record: DeploymentRecord) -> subproce
 
 
 def _check_not_running(journal: DeploymentJournal) -> None:
-    """Raise DeployError if the name's server runs; clean up after a dead one."""
+    """Raise DeployError if a deployment of this name runs; clean up after a dead one."""
     record = journal.read()
     if record is None:
         return

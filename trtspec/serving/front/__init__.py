@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP proxy in front of tritonserver: it validates requests and forwards them to the server's Unix sockets.
 
-This module has the proxy's command line and the names of the sockets. It imports none of the proxy's dependencies.
+This module has the proxy's command line and its constants. It imports none of the proxy's dependencies.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-PROXY_SOCKET = "front.sock"  # health checks of the supervisor, independent of the proxy's ports
+PROXY_SOCKET = "front.sock"  # for the supervisor's health checks, independent of the proxy's ports
 PORT_IN_USE = errno.EADDRINUSE  # exit status if a port is in use
 STARTED_MESSAGE = "listening"
 UNAVAILABLE_MESSAGE = "the server is not accepting requests: it is starting, restarting or stopping"
 
 
-# The ports of the proxy, each before the server's socket of this name, and the forwarded methods.
+# The proxy's ports, by the name of the server's socket behind each, and the forwarded methods.
 PROXY_PORTS: Mapping[str, tuple[bytes, ...]] = {"http": (b"GET", b"POST"), "metrics": (b"GET",)}
 
 

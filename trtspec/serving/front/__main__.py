@@ -31,7 +31,7 @@ FLUSH_S = 5.0  # for clients that still read a response at shutdown
 
 
 def main() -> int:
-    """Return the exit status: PORT_IN_USE if another process listens on one of the ports."""
+    """Run the proxy; return its exit status: 0, 1 if it cannot start, or PORT_IN_USE if a port is not available."""
     parser = ArgumentParser(prog="trtspec.serving.front")
     parser.add_argument("directory")
     parser.add_argument("--host", required=True)
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 async def _serve(front: ProxyState, listening: dict[str, socket.socket]) -> None:
-    """Serve until SIGTERM or SIGINT; open responses then get FLUSH_S."""
+    """Serve until SIGTERM or SIGINT, then wait up to FLUSH_S for responses in progress."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
@@ -94,7 +94,7 @@ def _listen(host: str, port: int, name: str) -> socket.socket | None:
 
 
 def _most_connections() -> int:
-    """Return the connection limit (each also needs one to the server); raises the file descriptor limit if possible."""
+    """Return the maximum number of client connections; raises the limit of file descriptors if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * MOST + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -104,7 +104,7 @@ def _most_connections() -> int:
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine, on uvloop if it is installed."""
+    """Run a coroutine in a new event loop, on uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:

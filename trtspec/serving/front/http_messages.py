@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP messages: validation of requests before they are forwarded, and the ends of responses. No sockets, no clock.
+"""HTTP messages: validation of requests before they are forwarded, and detection of the ends of responses.
 
-tritonserver's HTTP library crashes on forms of some megabytes, on bodies in many small chunks, and on JSON nested some
-ten thousand levels deep, and it does not limit the size of a body. The proxy therefore reads each request completely,
-parses it strictly within limits, and writes it anew with a single Content-Length. It detects the end of a response, so
-that the client's connection can be reused.
+This module uses no sockets and no clock. tritonserver's HTTP library crashes on forms of some megabytes, on bodies in
+many small chunks, and on JSON nested some ten thousand levels deep, and it does not limit the size of a body. The proxy
+therefore reads each request completely, parses it strictly within limits, and rewrites it with a single Content-Length.
+It detects the end of a response, so that the client's connection can be reused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_BODY_BYTES = 16 << 20
 MAX_CHUNKS = 1 << 16
 MAX_CHUNK_LINE = 18  # hex digits of a chunk size and the line end
 MAX_DEPTH = 200  # of JSON
-MAX_KEYS = 10_000  # of JSON; the server takes seconds for some hundred thousand
+MAX_KEYS = 10_000  # of JSON; the server takes seconds to parse some hundred thousand
 MAX_BRACKETS = 200_000  # of JSON; with more than MAX_DEPTH, they are scanned one by one
 
 END = b"\r\n\r\n"
@@ -70,7 +70,7 @@ class RequestRejected(Exception):
         self.status, self.message = status, message
 
     def render(self) -> bytes:
-        """Return the response; it closes the connection because the rest of the request is not trusted."""
+        """Return the HTTP error response; it closes the connection, because the rest of the request is not trusted."""
         body = json.dumps({"error": self.message}).encode()
         more = {405: "Allow: GET, POST\r\n", 503: f"Retry-After: {RETRY_AFTER_S}\r\n"}.get(self.status, "")
         head = (
@@ -85,15 +85,15 @@ class ProxyRequest:
     """The head of an accepted request.
 
     Attributes:
-        head: the head to forward, without its end and without Content-Length.
+        head: the head to forward, without its final empty line and without Content-Length.
         length: bytes of the body, or None for a chunked one.
-        has_length: whether to forward a Content-Length, including 0.
-        keeps: whether the connection stays open after the response.
-        expects: whether the client waits for "100 Continue".
-        is_form: whether the Content-Type denotes a form, which curl also sends with JSON.
+        has_length: true if a Content-Length is forwarded, even if it is 0.
+        keeps: true if the connection stays open after the response.
+        expects: true if the client waits for "100 Continue".
+        is_form: true if the Content-Type denotes a form, which curl also sends with JSON.
         encoding: "gzip", "deflate" or "".
-        json_length: bytes of the JSON at the start of the body, or None if all of it is JSON.
-        is_generate: whether the request is a `generate`, during which the server does not notice a disconnection.
+        json_length: bytes of JSON at the start of the body, or None if all of it is JSON.
+        is_generate: true for Triton's `generate`, during which the server does not detect that the client disconnects.
     """
 
     head: bytes
@@ -107,13 +107,13 @@ class ProxyRequest:
     is_generate: bool = False
 
     def render(self, body: bytes | bytearray) -> bytes:
-        """Return the head to forward with a body."""
+        """Return the request head to forward, with the Content-Length of `body`."""
         length = b"Content-Length: %d\r\n" % len(body) if self.has_length else b""
         return b"%s%s\r\n" % (self.head, length)
 
 
 def check_incomplete_head(received: bytes | bytearray, checked: int) -> None:
-    """Raise RequestRejected if the start of a head is too long or has wrong line ends.
+    """Raise RequestRejected if the received part of a head is too long or has wrong line ends.
 
     The first `checked` bytes were checked before.
     """
@@ -124,7 +124,7 @@ def check_incomplete_head(received: bytes | bytearray, checked: int) -> None:
 
 
 def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GET", b"POST")) -> ProxyRequest:
-    """Parse a head without its final empty line; raises RequestRejected if the request is rejected."""
+    """Parse a request head without its final empty line; raises RequestRejected if it is not acceptable."""
     lines = head.split(b"\r\n")
     line = REQUEST_LINE.fullmatch(lines[0])
     if line is None:
@@ -168,7 +168,7 @@ def _request(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]], for
     expects = headers.get(b"expect", [b""])[0].lower()
     if expects not in (b"", b"100-continue"):
         raise RequestRejected(417, "the only supported expectation is 100-continue")
-    # h2c is what some clients offer with each request but do not need
+    # some clients offer h2c with each request but do not need it
     if {value.lower() for value in headers.get(b"upgrade", ())} - {b"h2c"}:
         raise RequestRejected(501, "protocols other than HTTP/1.1 are not supported")
     connection = {word.strip().lower() for value in headers.get(b"connection", ()) for word in value.split(b",")}
@@ -197,7 +197,7 @@ def _bad_request_line(line: bytes) -> RequestRejected:
 
 
 def _check_sender(headers: dict[bytes, list[bytes]], rules: HostRules, method: bytes) -> None:
-    """Reject cross-site requests, including those that use a DNS name which resolves to this machine."""
+    """Raise RequestRejected for cross-site requests, including DNS rebinding: a foreign name for this machine."""
     hosts, origins = ([value.decode("latin-1") for value in headers.get(name, ())] for name in (b"host", b"origin"))
     if (refusal := rules.refusal(hosts, origins)) is not None:
         raise RequestRejected(refusal.status, refusal.message)
@@ -207,7 +207,7 @@ def _check_sender(headers: dict[bytes, list[bytes]], rules: HostRules, method: b
 
 
 def _length(minor: bytes, headers: dict[bytes, list[bytes]]) -> int | None:
-    """Return the length of the body, None for a chunked body."""
+    """Return the body's length in bytes, None for a chunked body; raises RequestRejected for invalid headers."""
     encoding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     if encoding is not None:
         if length is not None:
@@ -249,7 +249,7 @@ def _json_length(headers: dict[bytes, list[bytes]]) -> int | None:
 
 @dataclass
 class ChunkedBody:
-    """Reads a chunked body; `take` removes the bytes that it reads from a buffer."""
+    """Incremental decoder of a chunked request body."""
 
     body: bytearray = field(default_factory=bytearray)
     _left: int = 0  # bytes left of the current chunk, including its line end
@@ -257,7 +257,7 @@ class ChunkedBody:
     _is_last: bool = False
 
     def take(self, buffer: bytearray) -> bool:
-        """Return whether the body is complete; raises RequestRejected if it is malformed or too large."""
+        """Decode and remove bytes of `buffer`; return True at the end of the body, raise RequestRejected if invalid."""
         at = 0
         try:
             while True:
@@ -280,7 +280,7 @@ class ChunkedBody:
             del buffer[:at]
 
     def _take_chunk(self, buffer: bytearray, at: int) -> int:
-        """Read the available bytes of the current chunk; return the position of the next byte."""
+        """Append the available bytes of the current chunk, from position `at`; return the next position."""
         data = max(0, min(self._left - 2, len(buffer) - at))
         self.body += memoryview(buffer)[at : at + data]
         at += data
@@ -305,7 +305,7 @@ class ChunkedBody:
 
 
 def check_body(request: ProxyRequest, body: bytearray) -> bytes | bytearray:
-    """Return the body to forward; raises RequestRejected if it would be unsafe for the server."""
+    """Return the decompressed body to forward; raises RequestRejected if it would be unsafe for the server."""
     content = _decoded(body, request.encoding) if request.encoding else body
     if request.is_form and content and content[:64].lstrip()[:1] != b"{":
         raise RequestRejected(415, f"forms are not supported; {CONTENT_TYPE_HINT}")
@@ -317,7 +317,7 @@ def check_body(request: ProxyRequest, body: bytearray) -> bytes | bytearray:
 
 
 def check_depth(content: bytes | bytearray, length: int | None = None) -> None:
-    """Raise RequestRejected if JSON, the first `length` bytes, is too large or too deep for the server's parser."""
+    """Raise RequestRejected if the JSON in the first `length` bytes is too large or too deep for the server."""
     brackets_at_most = content.count(b"[", 0, length) + content.count(b"{", 0, length)
     if brackets_at_most <= MAX_DEPTH and content.count(b":", 0, length) <= MAX_KEYS:
         return
@@ -338,7 +338,7 @@ def check_depth(content: bytes | bytearray, length: int | None = None) -> None:
 
 
 def _decoded(body: bytearray, encoding: str) -> bytes:
-    """Decompress a body; the size limit applies to the result."""
+    """Decompress a body; raises RequestRejected if it is invalid or its content exceeds MAX_BODY_BYTES."""
     reader = zlib.decompressobj(31 if encoding == "gzip" else 15)
     try:
         content = reader.decompress(body, MAX_BODY_BYTES + 1)
@@ -364,18 +364,18 @@ class MalformedResponse(Exception):
 
 
 class UpstreamResponse:
-    """Tracks the bytes of one response; `is_over` is True after the last one."""
+    """Incremental parser of one server response that detects its end; `is_over` is then True."""
 
     def __init__(self) -> None:
         self.is_over = False
         self.closes = False  # the connection closes after the response
         self._head: bytearray | None = bytearray()
-        self._left: int | None = None  # bytes left of the body or chunk, or None until EOF
+        self._left: int | None = None  # bytes left of the body or chunk, or None if the body ends with the connection
         self._is_chunked = self._is_last = False
         self._line = b""  # start of an incomplete chunk-size line
 
     def follow(self, data: bytes) -> int:
-        """Track further bytes and return how many of them belong to this response; raises MalformedResponse."""
+        """Parse further bytes; return how many belong to this response. Raises MalformedResponse."""
         at = 0
         if self._head is not None:
             at = self._follow_head(data)
@@ -391,7 +391,7 @@ class UpstreamResponse:
         return at + taken
 
     def ends(self) -> bool:
-        """Return whether the response is complete if the server closes its connection now."""
+        """Return True if the response is complete when the server closes the connection now."""
         return self.is_over or (self._head is None and not self._is_chunked and self._left is None)
 
     def _follow_head(self, data: bytes) -> int:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proxy's connections: protocols for the client and the server side, and the limits that they share.
+"""The proxy's connections: protocols for the client and the server side, and their shared limits.
 
 A request is read completely before the proxy connects to the server, so a slow client uses no server resources. A
-response is forwarded as it arrives, with back-pressure from the client. If the client disconnects, the server's
-connection is closed.
+response is forwarded as it arrives, with back-pressure from the client. If the client disconnects, the connection to
+the server is closed.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from trtspec.serving.triton.python_models.interruptions import add_client_token,
 
 LOG = logging.getLogger(__name__)
 
-HEAD_S = 10.0  # limit for a request head
-IDLE_S = 75.0  # between two requests on a connection
-BODY_S = 30.0  # for a body, plus the time that its bytes take at LOWEST_RATE
+HEAD_S = 10.0  # time limit for a request head
+IDLE_S = 75.0  # time limit between two requests on a connection
+BODY_S = 30.0  # time limit for a body, plus the time that its bytes take at LOWEST_RATE
 LOWEST_RATE = 16 << 10  # bytes per second of a body
-STALLED_S = 60.0  # without progress of a client that reads its response
-LINGER_S = 5.0  # for the rest of a rejected request
+STALLED_S = 60.0  # time limit for a client that does not read its response
+LINGER_S = 5.0  # time limit for reading the rest of a rejected request
 LINGER_BYTES = 2 * MAX_BODY_BYTES
 CHECK_EVERY_S = 1.0
-AHEAD_BYTES = 16 << 10  # read ahead of pipelined requests during a response
-HIGH_WATER = 64 << 10  # of a response not yet taken by the client
+AHEAD_BYTES = 16 << 10  # pipelined requests that are buffered during a response
+HIGH_WATER = 64 << 10  # response bytes not yet sent to the client
 MAX_HELD_BYTES = 256 << 20  # all bodies together
-SMALL_BODY = 64 << 10  # copied into one buffer with its head
+SMALL_BODY = 64 << 10  # sent in one buffer with its head
 LATE = RequestRejected(408, "the request did not arrive in time")
 DEPARTED_S = 30.0  # maximum wait for the models to cancel a disconnected client's request
 
@@ -73,7 +73,7 @@ class ProxyState:
     refused: int = 0
 
     def admit(self) -> bool:
-        """Return whether one more connection fits, after closing an idle one if necessary."""
+        """Return True if one more connection fits; may close an idle connection to make room."""
         if len(self.clients) < self.most:
             return True
         waiting = next((each for each in self.clients if each.state in (State.HEAD, State.CLOSING)), None)
@@ -83,7 +83,7 @@ class ProxyState:
         return True
 
     async def check(self) -> None:
-        """Close connections that are too slow; runs until the process exits."""
+        """Check the time limits of all connections every CHECK_EVERY_S; runs until the process exits."""
         loop = asyncio.get_running_loop()
         while True:  # runs until the process exits
             await asyncio.sleep(CHECK_EVERY_S)
@@ -96,7 +96,7 @@ class ProxyState:
 
 
 class ClientConnection(asyncio.Protocol):
-    """A client's connection: requests are handled one after another."""
+    """A client's connection; its requests are handled one after another."""
 
     def __init__(self, front: ProxyState, server: str, methods: tuple[bytes, ...]) -> None:
         self.state = State.HEAD
@@ -138,7 +138,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_responding(self) -> bool:
-        """Return whether a response is in progress or not yet fully sent."""
+        """Return True if a response is in progress or not yet fully sent."""
         return self.state is State.RESPONSE or self.transport.get_write_buffer_size() > 0
 
     def abort(self) -> None:
@@ -173,7 +173,7 @@ class ClientConnection(asyncio.Protocol):
             self._upstream.transport.resume_reading()
 
     def check(self, now: float) -> None:
-        """Close the connection if it is too slow."""
+        """Close the connection, after an error response if possible, if it exceeds a time limit at time `now`."""
         waited, pending = now - self._since, self.transport.get_write_buffer_size()
         if self.state is State.HEAD and waited > (HEAD_S if self._buffer or self._is_first else IDLE_S):
             if self._buffer:
@@ -197,12 +197,12 @@ class ClientConnection(asyncio.Protocol):
         self._front.held += count
 
     def release(self) -> None:
-        """Forget the bytes of the request: the server's socket has taken them, or the request has ended."""
+        """Stop counting the bytes of the request as held, because they were sent or the request has ended."""
         self._front.held -= self._held
         self._held = 0
 
     def _go_on(self) -> None:
-        """Parse as much of a request as has arrived, and forward it once complete."""
+        """Parse as much of a request as has arrived, and forward the request once it is complete."""
         if self.state not in (State.HEAD, State.BODY):
             return
         try:
@@ -218,7 +218,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(refused)
 
     def _read_head(self) -> bool:
-        """Return whether a head has arrived and was accepted."""
+        """Parse the request head; return False if it is incomplete, raise RequestRejected if it is invalid."""
         buffer = self._buffer
         while buffer.startswith(b"\r\n"):  # empty lines before a request are ignored
             del buffer[:2]
@@ -239,7 +239,7 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     def _read_body(self) -> bytearray | None:
-        """Return the body once it is complete, else None."""
+        """Return the body once it is complete, else None; raises RequestRejected if it is malformed."""
         if self._chunks is not None:
             return self._chunks.body if self._chunks.take(self._buffer) else None
         assert self._request is not None
@@ -280,7 +280,7 @@ class ClientConnection(asyncio.Protocol):
             self._loop.call_soon(self._go_on)
 
     def failed(self, refused: RequestRejected | None) -> None:
-        """Handle a missing response, or one that broke off (`refused` is None)."""
+        """Send the error `refused`, or close the connection if part of the response was already sent (None)."""
         self._upstream = None
         if refused is None:
             self.abort()
@@ -293,7 +293,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _refuse(self, refused: RequestRejected) -> None:
-        """Respond with an error and discard the rest of the request, so that the client reads the response."""
+        """Send an error and discard the rest of the request, so that the client reads the response."""
         self._front.refused += 1
         self.release()
         self._buffer.clear()
@@ -308,7 +308,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 class ServerConnection(asyncio.Protocol):
-    """The server's side of one request."""
+    """The connection to the server for one request."""
 
     def __init__(
         self, client: ClientConnection, front: ProxyState, head: bytes, content: bytes | bytearray, token: str
@@ -321,7 +321,7 @@ class ServerConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     async def connect(self, server: str) -> None:
-        """Connect to the server's socket and send the request."""
+        """Connect to the server's Unix socket and send the request; the client gets status 503 if that fails."""
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: self, server)
         except OSError:
@@ -371,10 +371,10 @@ class ServerConnection(asyncio.Protocol):
             self._fail(RequestRejected(503, UNAVAILABLE_MESSAGE))
 
     def abandon(self) -> None:
-        """Handle the client's disconnection by closing this connection.
+        """Close this connection because the client disconnected.
 
-        If the server would not notice, record the disconnection for the models and close the connection once they have
-        cancelled the request.
+        During `generate`, the server does not detect a disconnection. In this case, record it for the models, and close
+        the connection once they have cancelled the request.
         """
         self._client = None
         self._content = b""
@@ -410,7 +410,7 @@ class ServerConnection(asyncio.Protocol):
 
 
 class HealthConnection(asyncio.Protocol):
-    """Responds on the proxy's own socket with its counters, which also shows that it runs."""
+    """A connection to PROXY_SOCKET, the proxy's health check; it responds with the proxy's counters as JSON."""
 
     def __init__(self, front: ProxyState) -> None:
         self._front = front

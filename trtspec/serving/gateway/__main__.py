@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's process: `python -m trtspec.serving.gateway --config FILE`."""
+"""Command line of the gateway process: `python -m trtspec.serving.gateway --config FILE`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from trtspec.serving.gateway.config import GatewayConfig, load_config
 from trtspec.serving.gateway.connections import ConnectionLimits, LimitedConnection, max_connections
 
 BACKLOG = 2048
-ERROR_LEAD_S = 1.0  # open streams get their error this long before the drain ends, while the model still runs
-SEND_BUFFER_BYTES = 64 << 10  # small, so that a client that stops reading is noticed early
+ERROR_LEAD_S = 1.0  # open streams receive their error this long before the drain ends, while the model still runs
+SEND_BUFFER_BYTES = 64 << 10  # small, to detect early that a client stops reading
 
 
 def serve(config: GatewayConfig) -> None:
-    """Serve until SIGTERM or SIGINT; raises TrtspecError if the gateway cannot start."""
+    """Run the gateway until SIGTERM or SIGINT.
+
+    Raises TrtspecError if the tokenizer or the API keys cannot be read, or if the address is not available.
+    """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     app = make_app(config, load_keys(config.keys_file), host_rules(config.host, allowed_hosts()))
     listener = _listen(config.host, config.port)

@@ -22,9 +22,9 @@ ANYBODY = b""
 
 
 def load_keys(file: str, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the API keys of the environment variable (comma-separated) and of the file (one per line).
+    """Return the API keys in TRTSPEC_OPENAI_KEYS (comma-separated) and in `file` (one per line).
 
-    Raises TrtspecError if the file is readable by other users or contains no key.
+    Raises TrtspecError if the file is unreadable or accessible to other users, or if it is given but no key is found.
     """
     keys = [key.strip() for key in environment.get(VARIABLE, "").split(",")]
     if file:
@@ -45,12 +45,12 @@ def _private_text(path: Path) -> str:
 
 
 class AdmissionControl:
-    """Admits or rejects requests; `clock` returns seconds."""
+    """Admits or rejects requests by API key, request rate and concurrency; `clock` returns seconds."""
 
     def __init__(self, limits: GatewayLimits, keys: list[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self._keys = [_digest(key) for key in keys]
-        self._spent: dict[bytes, tuple[float, float]] = {}  # per key: requests left, and the time of that count
+        self._spent: dict[bytes, tuple[float, float]] = {}  # token buckets: requests left, time of the update
         self.texts = 0
 
     def check(self, authorization: str) -> None:
@@ -61,7 +61,7 @@ class AdmissionControl:
 
     @contextmanager
     def reserve(self, texts: int) -> Iterator[None]:
-        """Count completions in progress; raises ApiError if they would exceed the limit."""
+        """Count `texts` completions as in progress; raises ApiError if they would exceed `max_texts`."""
         if self.texts + texts > self._limits.max_texts:
             raise overloaded(f"{self.texts} completions are in progress; the limit is {self._limits.max_texts}")
         self.texts += texts
@@ -71,11 +71,11 @@ class AdmissionControl:
             self.texts -= texts
 
     def is_busy(self) -> bool:
-        """Return whether live requests use at least half of the capacity, so that mirror traffic must pause."""
+        """Return True if live requests use at least half of the capacity; mirror traffic then pauses."""
         return 2 * self.texts >= self._limits.max_texts
 
     def _holder(self, authorization: str) -> bytes:
-        """Return the matching key's digest; all digests are compared, in constant time."""
+        """Compare the request's API key with all keys in constant time; return its digest or raise ApiError."""
         if not self._keys:
             return ANYBODY
         given = _digest(authorization.removeprefix("Bearer ").strip())
@@ -85,7 +85,7 @@ class AdmissionControl:
         return matches[0]
 
     def _spend(self, holder: bytes) -> None:
-        """Take one request from a key's token bucket, which refills evenly over a minute."""
+        """Take one request from a key's token bucket, which refills evenly over a minute; raises ApiError if empty."""
         most, now = float(self._limits.requests_per_minute), self._clock()
         left, since = self._spent.get(holder, (most, now))
         left = min(most, left + (now - since) * most / MINUTE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway as an ASGI application: routes, handlers and request counts."""
+"""The gateway's ASGI application: routes, request handlers and request counters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOST_CODES = {BAD_REQUEST: "invalid_host", FORBIDDEN: "foreign_origin", MISDIREC
 
 
 class GatewayState:
-    """State shared by all requests, in `app.state.gateway`; create it in the running event loop."""
+    """State shared by all requests, stored in `app.state.gateway`; create it inside the running event loop."""
 
     def __init__(self, config: GatewayConfig, keys: list[str], prompts: PromptReader) -> None:
         self.config = config
@@ -47,7 +47,7 @@ class GatewayState:
         self.created = int(time.time())
 
     async def watch(self) -> None:
-        """Check open requests and routes every TICK_S, forever."""
+        """Check the time limits of open requests and reload changed routes every TICK_S seconds, forever."""
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
@@ -56,7 +56,7 @@ class GatewayState:
             await self.versions.refresh()
 
     async def serve(self, exchange: HttpExchange, endpoint: str, *, chat: bool) -> None:
-        """Answer one completion request and count it."""
+        """Answer one completion request and record its status and latency in the metrics."""
         self.open.add(exchange)
         self.metrics.in_flight += 1
         try:
@@ -72,19 +72,19 @@ class GatewayState:
                 self.metrics.broken[exchange.broken] += 1
 
     async def _answer(self, exchange: HttpExchange, *, chat: bool) -> None:
-        """Answer one request; raises ApiError if it is rejected."""
+        """Authenticate, parse and answer one request; raises ApiError if it is rejected."""
         self.gate.check(exchange.headers.get("authorization", ""))
         body = await exchange.document(self.versions.most_values)
         await self.versions.answer(exchange, body, chat=chat)
 
     def count(self, endpoint: str, status: int, error: ApiError | None = None) -> None:
-        """Count a finished request, and its rejection."""
+        """Count a finished request; errors with status 401, 429 or 503 are also counted as rejections."""
         self.metrics.requests[endpoint, status] += 1
         if error is not None and error.status in REJECTED:
             self.metrics.rejected[error.code or "unknown"] += 1
 
     def error_response(self, endpoint: str, error: ApiError) -> Response:
-        """Count an error and return its response."""
+        """Count an error and return its HTTP response in OpenAI's format."""
         self.count(endpoint, error.status, error)
         return Response(error.body, error.status, {"content-type": "application/json", **error.headers})
 
@@ -102,7 +102,7 @@ class GatewayState:
 
 @dataclass(frozen=True)
 class CompletionEndpoint:
-    """ASGI application of one completion endpoint."""
+    """The ASGI application of one completion endpoint; `chat` selects chat messages instead of a prompt."""
 
     path: str
     chat: bool
@@ -114,7 +114,7 @@ class CompletionEndpoint:
 
 
 class HeadCheck:
-    """Middleware that rejects requests with too many headers or a disallowed Host or Origin."""
+    """ASGI middleware that rejects HTTP requests whose Host or Origin header is not allowed."""
 
     def __init__(self, app: ASGIApp, rules: HostRules) -> None:
         self._app, self._rules = app, rules
@@ -135,7 +135,7 @@ class HeadCheck:
 
 
 def make_app(config: GatewayConfig, keys: list[str], rules: HostRules) -> Starlette:
-    """Return the application; raises TrtspecError if the tokenizer is unreadable."""
+    """Return the ASGI application; raises TrtspecError if the tokenizer is unreadable."""
     prompts = PromptReader(config)
 
     @asynccontextmanager
@@ -204,7 +204,7 @@ GETS: dict[str, Get] = {
 
 
 def _counted(path: str, get: Get) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that returns errors in OpenAI's format and counts its responses."""
+    """Wrap a GET handler as an endpoint that counts responses and renders errors in OpenAI's format."""
 
     async def endpoint(request: Request) -> Response:
         state: GatewayState = request.app.state.gateway

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration, command and readiness URL of the gateway process of an artifact.
+"""The configuration, command line and readiness URL of an artifact's gateway.
 
-Used by the process that starts the gateway; imports none of the gateway's own dependencies.
+The process that starts the gateway imports this module, which imports none of the gateway's own dependencies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def gateway_config(
     keys_file: str = "",
     routes_file: str = "",
 ) -> GatewayConfig:
-    """Return the configuration that serves an artifact as `model`, by default the recipe's name.
+    """Return the configuration that serves an artifact as `model`, by default under the recipe's name.
 
     Requests go to the token-level target model if it drafts itself or does not draft. They go to `ensemble` if a
     decoding step involves several models, or if the target's input is text.
@@ -70,7 +70,7 @@ def gateway_config(
 
 
 def same_text(manifest: Manifest) -> str:
-    """Return a key that is equal for artifacts whose targets have identical output; "" if unknown.
+    """Return a key that is equal for artifacts whose targets have identical greedy output; "" if unknown.
 
     The key is a digest of the target's weights (without a draft head), its tokenizer and its engine.
     """
@@ -84,7 +84,7 @@ def same_text(manifest: Manifest) -> str:
 
 
 def write_config(config: GatewayConfig, path: Path) -> None:
-    """Write a configuration file that only the current user can read."""
+    """Write a gateway configuration file with mode 0600."""
     replace_file(path, (json.dumps(asdict(config), indent=2) + "\n").encode(), mode=0o600)
 
 
@@ -95,17 +95,17 @@ def gateway_command(path: Path) -> list[str]:
 
 
 def base_url(config: GatewayConfig) -> str:
-    """Return OpenAI clients' base_url without /v1."""
+    """Return the `base_url` for OpenAI clients, without the /v1 suffix."""
     return f"http://{LOOPBACK if config.host == ANYWHERE else config.host}:{config.port}"
 
 
 def ready_url(config: GatewayConfig) -> str:
-    """Return the URL that responds 200 once the gateway and its model accept requests."""
+    """Return the URL that responds with status 200 while the gateway and its model accept requests."""
     return f"{base_url(config)}/health"
 
 
 def _stop_ids(repository: Path, tokenizer: Path) -> tuple[int, ...]:
-    """Return the end ids after the first if the token-level model stops only at the end id in the request."""
+    """Return the end token ids after the first; () unless the engine stops only at the end id of the request."""
     stops = _parameter(repository / PREPROCESSING, "stop_at_all_end_ids", "false") == "true"
     if not stops and _parameter(repository / PREPROCESSING, PARAMETER, "") != NVIDIA:
         return ()
@@ -115,7 +115,7 @@ def _stop_ids(repository: Path, tokenizer: Path) -> tuple[int, ...]:
 
 
 def _parameter(model: Path, key: str, default: str) -> str:
-    """Return a parameter of a model in the repository, or `default`."""
+    """Return a parameter in a model's config.pbtxt, or `default` if the file or the parameter is missing."""
     if not (model / CONFIG).is_file():
         return default
     from trtspec.serving.triton.config import load_config  # protobuf

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/v1/completions` and `/v1/chat/completions`: from a request body to its completions."""
+"""Completion requests (`/v1/completions`, `/v1/chat/completions`): parsing, generation and response."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from trtspec.serving.triton.python_models.tensors import NO_ID
 from trtspec.serving.triton.python_models.token_io import stop_sequences
 
 MAX_RESUMES = 2  # attempts to resume one completion
-MANY_BIASES = 1000  # larger maps are parsed in a thread so that the event loop keeps serving
+MANY_BIASES = 1000  # larger maps are parsed in a thread so that the event loop is not blocked
 ResumeFn: TypeAlias = "Callable[[ApiError], Awaitable[TritonClient | None]]"
 IndexedDeltas: TypeAlias = "AsyncGenerator[tuple[int, Delta], None]"
 
 
 @dataclass
 class ChoiceGeneration:
-    """One completion and the model request that generates it."""
+    """One completion of a request, and the Triton request that generates it."""
 
     text: GenerationState
     request: Any
-    # Returns the request for the rest of a resumable completion, or None if the prompt and the tokens so far exceed the
-    # input limit.
+    # Returns the Triton request for the rest of an interrupted completion, or None if the prompt and the tokens so far
+    # exceed the input limit.
     rest: Callable[[], Any] | None = None
 
     async def deltas(self, index: int, triton: TritonClient, rescue: ResumeFn | None) -> IndexedDeltas:
-        """Yield `index` with each piece that has text, a finish reason or log probabilities.
+        """Generate the completion and yield `(index, delta)` for each delta that is not empty.
 
-        Closing the iterator cancels the request. If the stream breaks off, the server that `rescue` returns generates
-        the rest, at most MAX_RESUMES times.
+        Closing the iterator cancels the request. If the stream fails, the server that `rescue` returns generates the
+        rest, at most MAX_RESUMES times. Raises ApiError if the stream fails and cannot be resumed.
         """
         for attempt in range(1 + MAX_RESUMES):
             try:
@@ -72,9 +72,12 @@ class ChoiceGeneration:
 
 @dataclass
 class CompletionJob:
-    """A parsed request: its prompts and the parameters shared by its completions, then the completions themselves.
+    """A parsed completion request, and the state of its completions once generation has started.
 
-    `seconds` is the time that they took.
+    Attributes:
+        asked: parameters shared by all completions.
+        grown: state of each completion, ordered by prompt, then by choice.
+        seconds: duration of the generation.
     """
 
     asked: RequestParameters
@@ -97,13 +100,13 @@ class CompletionJob:
 
 
 class Completions:
-    """Answers completion requests with one model."""
+    """Parses and answers completion requests with one Triton model."""
 
     def __init__(self, config: GatewayConfig, triton: TritonClient, prompts: PromptReader) -> None:
         self._config, self._triton, self._prompts = config, triton, prompts
 
     async def read(self, body: Mapping[str, Any], *, chat: bool) -> CompletionJob:
-        """Parse a request body; raises ApiError if it is invalid."""
+        """Parse and validate a request body; raises ApiError if it is invalid."""
         check_model(body, self._config.model)
         self._prompts.check_sizes(body)
         biases = body.get("logit_bias")
@@ -117,8 +120,8 @@ class Completions:
     async def make(self, exchange: HttpExchange, job: CompletionJob, rescue: ResumeFn) -> None:
         """Generate the completions of a job and send the response; raises ApiError if the model fails.
 
-        If a greedy completion breaks off, the server returned by `rescue` resumes it; its output must be identical to
-        this model's.
+        If a resumable completion is interrupted, the server that `rescue` returns generates the rest. The greedy output
+        of that server must be identical to this model's.
         """
         form = (ChatFormat if job.chat else CompletionFormat)(
             self._config.model,
@@ -131,13 +134,13 @@ class Completions:
             await (self._stream if job.asked["stream"] else self._respond_complete)(exchange, form, job, deltas)
 
     async def generate_silent(self, job: CompletionJob) -> None:
-        """Generate the completions of a job and discard them; raises ApiError if the model fails, also midway."""
+        """Generate the completions of a job and discard them; raises ApiError if the model fails."""
         async with aclosing(await self._begin(job, None)) as deltas:
             async for _ in deltas:
                 pass
 
     async def _begin(self, job: CompletionJob, rescue: ResumeFn | None) -> IndexedDeltas:
-        """Build the model request of each completion and return the deltas of all."""
+        """Build one Triton request per completion and return the merged stream of `(index, delta)`."""
         model, asked = await self._triton.model(), job.asked
         param = "messages" if job.chat else "prompt"
         makings = [
@@ -173,7 +176,10 @@ class Completions:
         return ChoiceGeneration(text, request(prompt, asked), rest if is_resumable(asked) else None)
 
     def _ends(self, asked: RequestParameters) -> tuple[int, list[list[int]]]:
-        """Return the engine's end id and stop words; stop strings without a token sequence are found in the text."""
+        """Return the end token id and the stop words, as token id lists, for the engine.
+
+        A stop string without a token sequence is omitted, because `StopCutter` searches for it in the text.
+        """
         words = stop_sequences(self._prompts.pieces, asked.stop)
         end_ids = self._prompts.tokenizer.end_ids
         if asked["ignore_eos"] or not end_ids:
@@ -183,7 +189,7 @@ class Completions:
     async def _stream(
         self, exchange: HttpExchange, form: CompletionFormat, job: CompletionJob, deltas: IndexedDeltas
     ) -> None:
-        """Send the events; the response starts with the first token so that earlier errors have an HTTP status."""
+        """Send deltas as server-sent events; the response starts with the first, so earlier errors set the status."""
         begun: set[int] = set()
         async for index, delta in deltas:
             if not begun:
@@ -205,18 +211,21 @@ class Completions:
 
 
 def is_greedy(asked: RequestParameters) -> bool:
-    """Return whether decoding is greedy and therefore deterministic."""
+    """Return True if the sampling parameters make decoding greedy and therefore deterministic."""
     return bool(asked["temperature"] == 0 or asked["top_p"] == 0 or asked["top_k"] == 1)
 
 
 def is_resumable(asked: RequestParameters) -> bool:
-    """Return whether the continuation depends on the tokens so far only: greedy, and no parameter counts tokens."""
+    """Return True if the rest of a completion can be generated from its prompt and tokens alone.
+
+    This requires greedy decoding, no log probabilities, and no penalty or minimum length that counts generated tokens.
+    """
     counts = asked["presence_penalty"] or asked["frequency_penalty"] or asked["min_tokens"]
     return bool(is_greedy(asked) and not counts and asked["repetition_penalty"] == 1 and asked.top_logprobs is None)
 
 
 async def merge_deltas(sources: Sequence[IndexedDeltas]) -> IndexedDeltas:
-    """Yield the deltas of several completions as they arrive; closing it closes the sources."""
+    """Yield the deltas of several completions as they arrive; closing the iterator closes all sources."""
     queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(len(sources))
     tasks = [asyncio.ensure_future(_put(queue, source)) for source in sources]
     try:
@@ -247,7 +256,7 @@ async def _put(queue: asyncio.Queue[Any], source: IndexedDeltas) -> None:
 
 
 def _joined(deltas: Sequence[Delta]) -> Delta:
-    """Return one delta with the whole completion."""
+    """Concatenate the deltas of one completion."""
     logprobs = [token for delta in deltas for token in delta.logprobs or ()]
     wanted = any(delta.logprobs is not None for delta in deltas)
     finish_reason = deltas[-1].finish_reason if deltas else "stop"

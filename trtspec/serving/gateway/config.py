@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's JSON files: its configuration, the routing table, and the statistics that it reports per revision.
+"""The gateway's JSON files: its configuration, the routing table, and the statistics of each revision.
 
-The process that starts the gateway writes the configuration, the rollout controller writes the routes, and the gateway
-writes its statistics since then.
+The process that starts the gateway writes the configuration, and the rollout controller writes the routing table. The
+gateway writes the statistics since it loaded the routing table.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class GatewayLimits:
     """Limits of the gateway; a recipe's `serving.limits` sets some of them, with the same defaults.
 
     Attributes:
-        max_texts: completions in progress; more are rejected with 503.
-        max_choices: completions of one request, prompts times `n`.
-        requests_per_minute: per API key, or for all clients if no keys are configured; 0 means no limit.
-        timeout_s: limit for a whole request.
-        stall_s: limit between two tokens.
-        write_timeout_s: how long a client may stop reading before its request is ended.
-        body_timeout_s: limit for receiving the body.
-        drain_s: how long open requests may continue after SIGTERM.
-        resume_s: how long to look for a server that can resume a broken completion.
+        max_texts: maximum number of completions in progress; further requests are rejected with status 503.
+        max_choices: maximum number of completions per request: prompts times `n`.
+        requests_per_minute: limit per API key, or for all clients if no keys are configured; 0 means no limit.
+        timeout_s: time limit for a whole request.
+        stall_s: time limit between two tokens.
+        write_timeout_s: time that a client may stop reading before its request is cancelled.
+        body_timeout_s: time limit for receiving the body.
+        drain_s: time that open requests may continue after SIGTERM.
+        resume_s: time limit for finding a server that can resume an interrupted completion.
     """
 
     max_body_bytes: int = 4 << 20
@@ -51,18 +51,18 @@ class GatewayConfig:
     """The configuration of one gateway: its address, its Triton server and its model.
 
     Attributes:
-        grpc: Triton's address, such as 127.0.0.1:8001.
+        grpc: Triton's gRPC address, such as 127.0.0.1:8001.
         model: the model name in OpenAI requests.
         triton_model: the Triton model that generates completions.
-        text_level: whether that model's input is text instead of token ids.
+        text_level: true if the input of `triton_model` is text instead of token ids.
         tokenizer: directory of the artifact's tokenizer.
         draft_len: maximum number of sequentially drafted tokens; 0 if the recipe does not set it.
-        vocab_size: size of the model's logits including padding; 0 for the number of tokens in the tokenizer.
-        stop_ids: end ids after the first, for an engine that stops at a single id.
+        vocab_size: number of logits per position including padding; 0 for the size of the tokenizer's vocabulary.
+        stop_ids: end token ids after the first, for an engine that stops at a single id.
         keys_file: file with one API key per line; empty for none.
         fingerprint: `system_fingerprint` of responses.
-        same_text: equal for revisions with identical greedy output; empty if unknown.
-        routes_file: the revisions that share the traffic (`routing_state`); empty for one revision.
+        same_text: key that is equal for revisions with identical greedy output; empty if unknown.
+        routes_file: file with the routing table (`Routes`); empty for a single revision.
     """
 
     grpc: str
@@ -85,7 +85,7 @@ class GatewayConfig:
 
 
 def load_config(path: Path) -> GatewayConfig:
-    """Read a configuration file; raises TrtspecError if it is invalid."""
+    """Read a gateway configuration file; raises TrtspecError if it is unreadable or invalid."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -96,7 +96,7 @@ def load_config(path: Path) -> GatewayConfig:
 
 
 def parse_gateway_config(document: dict[str, Any], where: str) -> GatewayConfig:
-    """Parse a configuration document; raises TrtspecError if it is invalid."""
+    """Parse a gateway configuration; raises TrtspecError, located at `where`, if it is invalid."""
     try:
         limits = _build(GatewayLimits, document.get("limits", {}))
         made: GatewayConfig = _build(
@@ -108,7 +108,7 @@ def parse_gateway_config(document: dict[str, Any], where: str) -> GatewayConfig:
 
 
 def _build(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Return a dataclass after checking the types of its values against its defaults."""
+    """Create a dataclass; raises TypeError if a value has another type than the default of its field."""
     for each in fields(kind):
         if each.name in values and not _fits(values[each.name], each.default):
             raise TypeError(f"{each.name} is {values[each.name]!r}, expected a value like {each.default!r}")
@@ -126,9 +126,11 @@ MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Route:
-    """A revision and the percent of new requests that it gets.
+    """A revision in the routing table.
 
-    `shadow` is the percent of the other revisions' requests to mirror to it after they finish.
+    Attributes:
+        share: percentage of new requests that are routed to the revision.
+        shadow: percentage of the other revisions' requests that are mirrored to it after they finish; 0 for none.
     """
 
     revision: int
@@ -139,7 +141,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Routes:
-    """All revisions that take requests; `generation` increases with every change."""
+    """The routing table: all revisions that accept requests; `generation` increases with every change."""
 
     generation: int
     routes: tuple[Route, ...]
@@ -147,10 +149,13 @@ class Routes:
 
 @dataclass
 class BackendStats:
-    """Statistics of one revision in one generation.
+    """Statistics of one revision since the current routing table was loaded.
 
-    `requests` finished, of which `failed` because of the revision; `open` are in progress. `first_token` and
-    `per_token` are seconds of the latest requests with output; `drafted` and `accepted` are tokens.
+    Attributes:
+        requests, failed: numbers of finished requests, and of those that failed because of the revision.
+        open: number of requests in progress.
+        first_token, per_token: latencies in seconds of the latest requests with output.
+        drafted, accepted: numbers of draft tokens.
     """
 
     requests: int = 0
@@ -165,15 +170,15 @@ class BackendStats:
 
 @dataclass
 class MirrorStats:
-    """Statistics of the mirrored requests since mirroring began; the responses are discarded.
+    """Statistics of mirrored requests since mirroring began; the responses are discarded.
 
     Attributes:
-        sent, failed: finished requests, and the failures among them.
-        compared, different: compared greedy completions, and those that differ from the client's.
-        dropped: requests not mirrored because of load.
-        old_s, new_s: seconds of the latest requests, in pairs.
-        drafted, accepted: tokens of the live revision.
-        new_drafted, new_accepted: tokens of the mirrored revision.
+        sent, failed: numbers of finished requests, and of the failed ones among them.
+        compared, different: numbers of compared greedy completions, and of those that differ from the client's.
+        dropped: number of requests that were not mirrored because of load.
+        old_s, new_s: durations in seconds of the latest requests on the live and the mirrored revision, in pairs.
+        drafted, accepted: numbers of draft tokens of the live revision.
+        new_drafted, new_accepted: numbers of draft tokens of the mirrored revision.
     """
 
     sent: int = 0
@@ -192,7 +197,7 @@ class MirrorStats:
 
 @dataclass(frozen=True)
 class RouterStats:
-    """The gateway's statistics since it loaded the routes of `generation`: per revision, and of mirroring."""
+    """The gateway's statistics per revision and of mirroring, since it loaded the routes of `generation`."""
 
     generation: int = 0
     revisions: dict[int, BackendStats] = field(default_factory=dict)
@@ -225,7 +230,7 @@ def read_routes(path: Path) -> Routes:
 
 
 def write_router_stats(path: Path, sight: RouterStats) -> None:
-    """Replace the statistics file without fsync, because it is useless after a crash."""
+    """Write the statistics file atomically, without fsync because it is not needed after a crash."""
     replace_file(path, json.dumps(asdict(sight)).encode(), durable=False)
 
 
@@ -244,12 +249,12 @@ def _tuples(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_shares(old: Route, new: Route, share: int) -> tuple[Route, ...]:
-    """Return both routes with `share` percent for the new one; a route with 0 percent finishes its open requests."""
+    """Return both routes, with `share` percent of the requests for `new` and the rest for `old`."""
     return (replace(old, share=100 - share), replace(new, share=share))
 
 
 def next_route(routes: Sequence[Route], served: dict[int, int]) -> Route:
-    """Return the route of the next request: the one furthest behind its share of `served`."""
+    """Return the route of the next request, the one furthest below its share; `served` counts past requests."""
     total = 1 + sum(served.get(route.revision, 0) for route in routes)
     return max(
         (route for route in routes if route.share),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connection limits that apply before authentication: their number, and the time and size of request heads.
 
-uvicorn does not limit the time for a request head, the size of heads and trailers, or the number of connections. The
-limits are set on its httptools protocol, the only one that the gateway uses.
+uvicorn does not limit the time for a request head, the size of heads and trailers, or the number of connections. This
+module adds these limits to uvicorn's httptools protocol, the only protocol that the gateway uses.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 LOG = logging.getLogger(__name__)
 HEAD_S = 10.0
 MAX_CONNECTIONS = 16384
-PART = 2  # half of the file descriptors stay free for the tokenizer's files, the engine and others
-MAX_HEAD_BYTES = 64 << 10  # of the request line and headers, of trailers, and between two pieces of a body
-MAX_LINES = 512  # headers or trailers; a short line takes far more memory than its bytes
-MAX_HELD_BYTES = 32 << 20  # all unfinished heads together
+PART = 2  # the other half of the file descriptors is for files and connections to the server
+MAX_HEAD_BYTES = 64 << 10  # for a request line with headers, for trailers, and between two pieces of a body
+MAX_LINES = 512  # headers or trailers; a short line takes far more memory than its length
+MAX_HELD_BYTES = 32 << 20  # limit for all incomplete heads together
 SMALL_HEAD_BYTES = 8 << 10  # accepted even above MAX_HELD_BYTES
 PIECE_BYTES = 16 << 10  # parsed between two checks of the counts
 WARN_EVERY_S = 60.0  # so that clients cannot fill the disk with warnings
@@ -38,27 +38,30 @@ def max_connections() -> int:
 
 
 class ConnectionLimits:
-    """The limits of a server and what its connections hold: at most `most` connections, `head_s` for a head."""
+    """Limits and counters shared by a server's connections.
+
+    `most` is the maximum number of open connections, and `head_s` the time limit for a request head.
+    """
 
     def __init__(self, most: int, head_s: float = HEAD_S) -> None:
         self.most, self.head_s = most, head_s
-        self.held_bytes = 0  # of unfinished heads
+        self.held_bytes = 0  # of all incomplete heads
         self._warned_at = float("-inf")
 
     def warn(self, now: float) -> None:
-        """Log that too many connections are open."""
+        """Log, at most once per WARN_EVERY_S, that too many connections are open; `now` is in seconds."""
         if now - self._warned_at >= WARN_EVERY_S:
             self._warned_at = now
             LOG.warning("more than %d connections are open; closing new ones", self.most)
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """A connection that is closed if it is one too many or if a head is late or too large.
+    """An HTTP connection with limits on the number of connections and on the time and size of request heads.
 
-    The time limit for a head starts with the connection, or with the first byte after a response; in between, uvicorn's
-    keep-alive timeout applies. A head that is too large gets a 431 response unless another response is in progress. The
-    parser reports each part by a callback and buffers unfinished ones itself, so bytes count as held until a head or a
-    piece of a body is complete.
+    The time limit for a head starts with the connection, or with the first byte after a response. Between requests,
+    uvicorn's keep-alive timeout applies. A head that is too large gets a 431 response unless another response is in
+    progress. The parser buffers incomplete parts internally, so received bytes count as held until a head or a piece of
+    a body is complete.
     """
 
     def __init__(self, limits: ConnectionLimits, **settings: Any) -> None:
@@ -107,7 +110,7 @@ class LimitedConnection(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Handle a header; trailers are counted and dropped, because uvicorn would add them to the headers."""
+        """Handle a header; trailers are counted and dropped, because uvicorn would treat them as headers."""
         if self._admits_line(len(name) + len(value) + 4) and self._in_head:
             super().on_header(name, value)
 
@@ -128,13 +131,13 @@ class LimitedConnection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _admits_line(self, count: int) -> bool:
-        """Count a header, a trailer or a part of the request line of `count` bytes; return whether it fits."""
+        """Count a line, or part of one, of `count` bytes; return True if the head is still within its limits."""
         self._lines += 1
         self._line_bytes += count
         return not self._is_too_large()
 
     def _hold(self, count: int) -> None:
-        """Set the number of bytes held but not fully parsed."""
+        """Set the number of this connection's bytes that are received but not completely parsed."""
         self._limits.held_bytes += count - self._held_bytes
         self._held_bytes = count
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors in OpenAI's shape: {"error": {message, type, param, code}} with an HTTP status."""
+"""Errors in OpenAI's format: a JSON object {"error": {message, type, param, code}} and an HTTP status."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from trtspec.serving.triton.python_models.responses import client_message, new_e
 
 RETRY_AFTER_S = 1
 SHUTTING_DOWN = "shutting_down"
-TYPES = {401: "authentication_error", 429: "rate_limit_error"}  # of other statuses below 500: invalid_request_error
+TYPES = {401: "authentication_error", 429: "rate_limit_error"}  # others below 500: invalid_request_error
 log = logging.getLogger(__name__)
-PATH = re.compile(r"(?<![\w/])~?(?:/[\w.@+-]+){2,}/?")  # do not reveal the server's directories to clients
+PATH = re.compile(r"(?<![\w/])~?(?:/[\w.@+-]+){2,}/?")  # paths of the server are hidden from clients
 
 
 class ApiError(Exception):
-    """An error response.
+    """An error that the gateway sends to the client, as a response or as the last event of a stream.
 
     Args:
-        status: HTTP status, used if the response has not started.
-        param: the invalid parameter.
+        status: HTTP status; used only if the response has not started.
+        message: description for the client; file paths in it are replaced by "[...]".
+        param: name of the invalid request parameter.
         code: machine-readable error code.
-        retry_after_s: set if the same request may succeed later.
+        retry_after_s: seconds for the Retry-After header; set if the same request may succeed later.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers in addition to the content headers."""
+        """Return the response's additional headers: Retry-After and WWW-Authenticate, if applicable."""
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
@@ -65,14 +66,14 @@ def unsupported(what: str, param: str) -> ApiError:
 
 
 def too_long(prompt_len: int, max_tokens: int, limit: int, param: str) -> ApiError:
-    """Return the error for a prompt and completion that exceed the context; lengths in tokens."""
+    """Return the error for a prompt and completion longer than the context; all lengths are in tokens."""
     asked = f" and the request asks for {max_tokens} more" if max_tokens else ""
     message = f"This model's maximum context length is {limit} tokens; the prompt has {prompt_len}{asked}"
     return invalid_request(message, param, "context_length_exceeded")
 
 
 def shutting_down() -> ApiError:
-    """Return the error for a request that the server's shutdown interrupts."""
+    """Return the error for a request that is interrupted by the server's shutdown."""
     return ApiError(503, "the server is shutting down", code=SHUTTING_DOWN, retry_after_s=RETRY_AFTER_S)
 
 
@@ -82,7 +83,7 @@ def overloaded(message: str) -> ApiError:
 
 
 def internal_error(what: str, details: str, *, code: str = "internal_error") -> ApiError:
-    """Return the error for the client and log its details."""
+    """Log `details` under a new error id and return the client's 500 error, which contains only the id."""
     fault = new_error_id()
     log.error("internal error %s: %s: %s", fault, what, details)
     message = client_message(fault, "the gateway's")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One completion: its state while Triton streams it, and its responses in OpenAI's format."""
+"""The state of a completion while Triton streams it, and the response in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtspec.serving.gateway.triton import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS, de
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A generated token, its log probability, and the most likely tokens at its position."""
+    """A generated token with its log probability; `top` has the most likely tokens at the same position."""
 
     token: str
     logprob: float
@@ -30,7 +30,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The next piece of a completion; `finish_reason` is None until the last piece."""
+    """The next part of a streamed completion; `finish_reason` is None until the last part."""
 
     text: str
     finish_reason: str | None = None
@@ -38,7 +38,7 @@ class Delta:
 
 
 class StopCutter:
-    """Cuts streamed text at the first stop string, and holds back text that may be the start of one."""
+    """Truncates streamed text before the first stop string, and buffers text that may be the start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -46,7 +46,7 @@ class StopCutter:
         self.stopped = False
 
     def add(self, text: str, *, last: bool) -> str:
-        """Return the text that can be sent now; the last piece flushes the held text."""
+        """Append text and return the part that can be sent now; `last` flushes the buffer."""
         if not self._stops:
             return text
         text = self._held + text
@@ -67,13 +67,14 @@ def _begun(text: str, stop: str) -> int:
 
 
 class GenerationState:
-    """The state of one completion; call `take` with the tensors of each response until it returns a finish reason.
+    """The state of one completion; call `take` for each model response until a delta has a finish reason.
 
     Attributes:
-        completion_tokens: tokens so far.
-        prompt_tokens: length of the prompt, 0 until known.
-        drafted, accepted, draft_steps, accepted_by_position: draft counts reported by the model; `draft_steps` is None
-            if it reports none.
+        completion_tokens: number of tokens generated so far.
+        prompt_tokens: length of the prompt in tokens; 0 until known.
+        drafted, accepted: numbers of draft tokens reported by the model.
+        draft_steps: number of steps with a draft, or None if the model does not report it.
+        accepted_by_position: entry i is the number of steps that accepted at least i + 1 draft tokens.
     """
 
     def __init__(self, asked: RequestParameters, prompt: Prompt) -> None:
@@ -84,20 +85,23 @@ class GenerationState:
         self.accepted_by_position: list[int] = []
         self._max_tokens = asked.max_tokens or 0
         self._cutter = StopCutter(asked.stop)
-        self._before = (0, 0, 0, [0] * 0)  # counts from before the completion was resumed
+        self._before = (0, 0, 0, [0] * 0)  # draft counts of the requests before the current one
         self._digest = sha256()
 
     @property
     def digest(self) -> bytes:
-        """Return a digest of the text, to compare completions without keeping them."""
+        """Return the SHA-256 digest of the text so far, for comparing completions without storing them."""
         return self._digest.digest()
 
     def resume(self) -> None:
-        """Continue with another request for the rest of the completion; its counts start at 0."""
+        """Prepare for a second model request that generates the rest and counts drafts from 0 again."""
         self._before = (self.drafted, self.accepted, self.draft_steps or 0, self.accepted_by_position)
 
     def take(self, outputs: Mapping[str, bytes], *, last: bool) -> Delta:
-        """Return the delta of one response."""
+        """Process the raw output tensors of one model response, by name, and return the new delta.
+
+        `last` is True for the final response of the request.
+        """
         raise NotImplementedError
 
     def _delta(self, text: str, *, ended: bool, last: bool, logprobs: list[TokenLogprob] | None = None) -> Delta:
@@ -122,7 +126,7 @@ class GenerationState:
 
 
 class TokenGeneration(GenerationState):
-    """A completion received as token ids."""
+    """A completion that the model returns as token ids."""
 
     def __init__(self, asked: RequestParameters, prompt: Prompt, tokenizer: Tokenizer, pieces: TextPieces) -> None:
         super().__init__(asked, prompt)
@@ -130,7 +134,7 @@ class TokenGeneration(GenerationState):
         self._pieces = pieces
         self._ends = frozenset() if asked["ignore_eos"] else frozenset(tokenizer.end_ids)
         self._wants_logprobs = asked.top_logprobs is not None
-        self.ids: list[int] = []  # so far
+        self.ids: list[int] = []  # generated so far, without end ids
 
     def take(self, outputs: Mapping[str, bytes], *, last: bool) -> Delta:
         ids = ints(outputs.get("output_ids"))[: (ints(outputs.get("sequence_length")) or [0])[0]]
@@ -144,7 +148,10 @@ class TokenGeneration(GenerationState):
         return self._delta(text, ended=ended, last=last, logprobs=logprobs)
 
     def _logprobs(self, ids: Sequence[int], outputs: Mapping[str, bytes]) -> list[TokenLogprob]:
-        """Return the log probabilities of the new tokens; the last response may repeat those before."""
+        """Return the log probabilities of the new tokens `ids`.
+
+        The last response may also contain the values of earlier tokens, so only the last `len(ids)` values are used.
+        """
         own = floats(outputs.get(LOG_PROBS))[-len(ids) :] if ids else []
         tops, top_ids = floats(outputs.get(TOP_LOG_PROBS)), ints(outputs.get(TOP_IDS))
         width = len(tops) // len(own) if own else 0
@@ -156,7 +163,7 @@ class TokenGeneration(GenerationState):
 
 
 class TextGeneration(GenerationState):
-    """A completion received as text; with `own_counts`, a response counts its own tokens only."""
+    """A completion returned as text; with `own_counts`, `num_output_tokens` counts one response instead of all."""
 
     def __init__(self, asked: RequestParameters, prompt: Prompt, *, own_counts: bool) -> None:
         super().__init__(asked, prompt)
@@ -173,7 +180,7 @@ class TextGeneration(GenerationState):
 
 
 def speculation_metrics(text: GenerationState, draft_len: int) -> dict[str, Any] | None:
-    """Return vLLM's `metrics.speculative_decoding` of a completion, or None if the model reports no draft counts.
+    """Return a completion's draft statistics in vLLM's `metrics.speculative_decoding` format, or None without counts.
 
     `acceptance_histogram[j]` is the number of steps that accepted exactly j draft tokens, j from 0 to `draft_len`.
     """
@@ -197,7 +204,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class CompletionFormat:
-    """The format of one response."""
+    """Renders the response of one `/v1/completions` request, complete or as server-sent events."""
 
     prefix, object_name, chunk_name = "cmpl", "text_completion", "text_completion"
 
@@ -215,7 +222,7 @@ class CompletionFormat:
         return f'{self._event}"choices": [{choice}]{self._end}'.encode()
 
     def usage_chunk(self, texts: Sequence[GenerationState]) -> bytes:
-        """Return the event with the usage and an empty list of choices."""
+        """Return the event that has the token usage and an empty list of choices."""
         return f'{self._event}"choices": [], {json.dumps(self._counted(texts))[1:-1]}}}\n\n'.encode()
 
     def complete_response(self, texts: Sequence[GenerationState], deltas: Sequence[Delta]) -> bytes:

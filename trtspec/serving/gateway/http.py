@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTTP request and its response, with limits for the client, the body and the model.
+"""One HTTP request and its response, with time and size limits.
 
-A client that disconnects or stops reading ends the work for it, and so does a model that stalls. An error before the
-response starts sets the HTTP status; a later error is sent as an event of the stream.
+The work for a request is cancelled if the client disconnects, if it stops reading, or if the model stalls. An error
+before the response starts sets the HTTP status. A later error is sent as an event of the stream.
 
-Python's JSON parser holds the interpreter lock for the whole parse, so a thread would block the event loop too.
-Therefore the number of values is checked before parsing, large bodies are parsed one at a time, and after each the
-parser yields to the event loop for as long as the parse took.
+Python's JSON parser holds the global interpreter lock for the whole parse, so parsing in a thread would block the event
+loop too. The number of values is therefore checked before parsing, and large bodies are parsed one at a time. After
+each large body, the parser yields to the event loop for as long as the parse took.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from trtspec.serving.gateway.errors import (
 from trtspec.serving.gateway.generation import DONE
 
 LARGE_BYTES = 64 << 10
-BODIES = 16  # maximum-size bodies read concurrently
-MARKS = (b",", b"[", b"{")  # at most one mark per JSON value, except for the first
+BODIES = 16  # number of maximum-size bodies that may be in memory at once
+MARKS = (b",", b"[", b"{")  # every JSON value except the first follows one of these
 
 
 class RequestBodies:
-    """The bodies being read or parsed; create it in the running event loop."""
+    """Limits the memory and parse time of concurrent request bodies; create it inside the running event loop."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self._most = BODIES * max_body_bytes
@@ -46,7 +46,7 @@ class RequestBodies:
         self._turn = asyncio.Lock()
 
     def grow(self, had: int, more: int) -> None:
-        """Count further bytes of a body; raises ApiError if all bodies use too much memory and this one is large."""
+        """Count `more` bytes of a body of `had` bytes; raises ApiError for a large body if memory is exhausted."""
         if had + more > LARGE_BYTES and self._bytes + more > self._most:
             raise overloaded("too many large request bodies are being read")
         self._bytes += more
@@ -55,7 +55,10 @@ class RequestBodies:
         self._bytes -= count
 
     async def parse(self, raw: bytes, most_values: int) -> dict[str, Any]:
-        """Return the JSON object of a body; raises ApiError if it is invalid or has more than `most_values` values."""
+        """Parse a request body as a JSON object.
+
+        Raises ApiError if it is not one, or if it is larger than LARGE_BYTES and has more than `most_values` values.
+        """
         if len(raw) <= LARGE_BYTES:
             return parse_object(raw)
         async with self._turn:
@@ -68,7 +71,7 @@ class RequestBodies:
 
 
 def check_values(raw: bytes, most: int) -> None:
-    """Raise ApiError if JSON has more than `most` values, without parsing it."""
+    """Raise ApiError if a JSON text has more than `most` values; the text is scanned instead of parsed."""
     if sum(map(raw.count, MARKS)) <= most:
         return
     raw = raw.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -102,13 +105,13 @@ JSON = {"content-type": "application/json"}
 
 
 class HttpExchange:
-    """A request and its response.
+    """One HTTP request and its response over ASGI.
 
     Attributes:
-        status: HTTP status of the response, 0 before it starts.
-        error: the error sent to the client.
-        broken: why the stream ended early.
-        ended: why `check` ended the work.
+        status: HTTP status of the response; 0 before it starts.
+        error: the error sent to the client, if any.
+        broken: reason code of a stream that ended early, such as `client_left`.
+        ended: the error for which `check` cancelled the work.
     """
 
     def __init__(
@@ -144,7 +147,7 @@ class HttpExchange:
             self.broken, self.status = "client_left", self.status or CLIENT_DISCONNECTED
 
     def check(self, now: float) -> None:
-        """End the work if the client or the model exceeds its time limit; call it every TICK_S."""
+        """Cancel the work if the client or the model exceeds its time limit; call it every TICK_S seconds."""
         waited = now - self._since
         if self._writes and waited > self._limits.write_timeout_s:
             self._end(ApiError(CLIENT_DISCONNECTED, "the client does not read the response", code="slow_client"))
@@ -152,10 +155,10 @@ class HttpExchange:
             self._end(ApiError(504, "the model stopped sending tokens", code="stalled"))
 
     async def document(self, most_values: int) -> dict[str, Any]:
-        """Return the request body, an object with at most `most_values` JSON values.
+        """Read and parse the request body, a JSON object with at most `most_values` values.
 
-        Raises ApiError if the body is not a JSON object, is too large or too slow, or is not sent as JSON: a page of
-        another site can send forms and plain text without a CORS preflight.
+        Raises ApiError if the body is not a JSON object, is too large, arrives too slowly, or is not sent as
+        `application/json`. Web pages of other sites can send forms and plain text without a CORS preflight.
         """
         if self.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             message = "the body must be JSON, sent with Content-Type: application/json"
@@ -179,7 +182,7 @@ class HttpExchange:
         self._writes = False
 
     async def end_stream(self, event: bytes = DONE) -> None:
-        """Send the last event; a stream cut off by a shutdown ends without [DONE]."""
+        """Send the last event; a stream that a shutdown interrupts ends with an empty event instead of `[DONE]`."""
         await self._send({"type": "http.response.body", "body": event})
 
     async def respond(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -188,7 +191,7 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def _finish(self) -> None:
-        """Handle the end of the work: success, cancellation by `check`, or an error."""
+        """Cancel the work if it is still running, and send its error, if any, to the client."""
         assert self._work is not None
         if not self._work.done():
             self._work.cancel()
@@ -203,7 +206,7 @@ class HttpExchange:
             await self._fail(internal_error("the request failed", traceback.format_exc()))
 
     async def _fail(self, error: ApiError) -> None:
-        """Send the error to the client if that is still possible."""
+        """Send an error to the client, as a response or as an event of the open stream, if still possible."""
         self.error = error
         if self.status == 0:
             await self.respond(error.status, error.body, error.headers)
@@ -224,13 +227,13 @@ class HttpExchange:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _departure(self) -> None:
-        """Return when the client has disconnected; `document` reads the body first."""
+        """Wait until the client disconnects; listening starts after `document` has read the body."""
         await self._body_read.wait()  # unbounded: the task ends with the request
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def _read_body(self, parts: list[bytes]) -> None:
-        """Read the body into `parts`; stop if its declared or actual size exceeds the limit."""
+        """Append the received parts to `parts`; raises ApiError if the body is too large or the client disconnects."""
         most = self._limits.max_body_bytes
         too_large = ApiError(413, f"the body is larger than {most:,} bytes", code="body_too_large")
         declared = self.headers.get("content-length", "")

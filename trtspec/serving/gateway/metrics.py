@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's metrics in Prometheus' text format; the engine's metrics are at Triton's /metrics."""
+"""The gateway's metrics in the Prometheus text format; Triton exports the engine's metrics at its own /metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Histogram:
-    """Histograms of seconds, one per endpoint."""
+    """Latency histograms in seconds, one per endpoint."""
 
     def __init__(self) -> None:
         self._counts: dict[str, list[int]] = {}
@@ -43,12 +43,12 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # endpoint, status
         self.rejected: Counter[str] = Counter()  # the error's code
-        self.broken: Counter[str] = Counter()  # why a stream broke
+        self.broken: Counter[str] = Counter()  # reason code of a broken stream
         self.in_flight = 0
         self.duration, self.first_token = Histogram(), Histogram()
 
     def render(self, texts: int, revisions: Collection[RevisionBackend]) -> str:
-        """Return all metrics; `texts` completions are in progress."""
+        """Return all metrics in the Prometheus text format; `texts` is the number of completions in progress."""
         shares = [f'{{revision="{each.route.revision}"}} {each.route.share / 100:g}' for each in revisions]
         ended = {each.route.revision: each.ended for each in revisions}
         mirrors = {each.route.revision: each.shadow.mirror_stats for each in revisions if each.shadow}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Request parameters: names, types, ranges, the parsed request, and the OpenAPI document.
+"""Request parameters: tables of names, types and ranges, request parsing, and the OpenAPI document.
 
-Requests are validated against these tables, and the OpenAPI document is generated from them. Extensions of OpenAI's API
-use vLLM's names because benchmark clients send them. Unknown names are rejected, as OpenAI does, because a misspelled
-limit would otherwise be ignored.
+The tables validate requests and generate the OpenAPI document. Extensions of OpenAI's API have vLLM's names because
+benchmark clients send them. Unknown names are rejected, as in OpenAI's API, because a misspelled limit would otherwise
+be ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUMBER, INTEGER, BOOLEAN = "number", "integer", "boolean"
 
 @dataclass(frozen=True)
 class Parameter:
-    """A scalar parameter; null means the default."""
+    """The type, default and inclusive range of a scalar request parameter; null selects the default."""
 
     kind: str
     default: Any = None
@@ -38,7 +38,7 @@ class Parameter:
     high: float | None = None
 
     def read(self, name: str, value: Any) -> Any:
-        """Validate a value; raises ApiError if its type or range is wrong."""
+        """Return a validated value, or the default for None; raises ApiError if type or range are wrong."""
         if value is None:
             return self.default
         if not self._is_kind(value):
@@ -78,7 +78,7 @@ SHARED = {
     "length_penalty": Parameter(NUMBER, 1.0),  # no effect without beam search, which is unsupported
 }
 COMPLETION = SHARED | {
-    "add_special_tokens": Parameter(BOOLEAN, True),  # false: the prompt is a rendered chat template
+    "add_special_tokens": Parameter(BOOLEAN, True),  # false if the prompt is a rendered chat template
     "max_tokens": Parameter(INTEGER, 16, 1, MAX_INT32),
     "logprobs": Parameter(INTEGER, None, 0, 5),
 }
@@ -105,7 +105,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
-# Names of other APIs, and the equivalent here.
+# Names used by other APIs, mapped to this API's names.
 FOREIGN_NAMES = {
     "random_seed": "seed",
     "min_length": "min_tokens",
@@ -140,10 +140,13 @@ STRUCTURED = ("model", "stop", "stream_options", "logit_bias")
 
 @dataclass(frozen=True)
 class RequestParameters:
-    """The parsed parameters of a request, except its prompt; `values` are by the names in the tables.
+    """The parsed parameters of a request, without its prompt.
 
-    `max_tokens` is None for as many as fit. `top_logprobs` is the number of alternatives per token, None without log
-    probabilities. `logit_bias` maps token ids to the value added to their logits.
+    Attributes:
+        values: scalar parameters, by the names in CHAT or COMPLETION.
+        max_tokens: maximum number of generated tokens, or None for as many as fit in the context.
+        top_logprobs: number of alternatives per token, or None if no log probabilities are requested.
+        logit_bias: values that are added to logits, by token id.
     """
 
     values: Mapping[str, Any]
@@ -159,7 +162,7 @@ class RequestParameters:
 
 
 def read_parameters(body: Mapping[str, Any], *, chat: bool) -> RequestParameters:
-    """Parse the parameters of a request; raises ApiError for the first invalid one."""
+    """Parse the parameters of a request body; raises ApiError for the first invalid one."""
     table = CHAT if chat else COMPLETION
     _check_names(body, table, "messages" if chat else "prompt")
     for name, accepted in NEUTRAL.items():
@@ -241,7 +244,7 @@ def _include_usage(body: Mapping[str, Any]) -> bool:
 
 
 def check_model(body: Mapping[str, Any], served: str) -> None:
-    """Raise ApiError if the request is for another model."""
+    """Raise ApiError unless the request's `model` is the served model."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise invalid_request("you must provide a model parameter", "model", "missing_required_parameter")

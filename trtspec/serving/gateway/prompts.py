@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompts of a request, with size limits applied before tokenization."""
+"""The prompts of a request: parsing and tokenization, with size limits checked before tokenization."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trtspec.serving.gateway.parameters import RequestParameters
 
 Prompt: TypeAlias = "tuple[int, ...] | str"
 
-OTHER_VALUES = 10_000  # JSON values of a request other than token ids and biases
-THREADED_BYTES = 4 << 10  # longer texts are tokenized in a thread so that the event loop keeps serving
+OTHER_VALUES = 10_000  # allowance for values other than token ids and biases
+THREADED_BYTES = 4 << 10  # longer texts are tokenized in a thread so that the event loop is not blocked
 
 
 class PromptReader:
-    """Converts prompts to the model's input: token ids, or text for a model that tokenizes itself."""
+    """Converts prompts to the model's input: token ids, or text for a model with its own tokenizer."""
 
     def __init__(self, config: GatewayConfig) -> None:
         root = Path(config.tokenizer)
@@ -32,7 +32,7 @@ class PromptReader:
         self.tokenizer = Tokenizer(root)
         self.pieces = TextPieces(self.tokenizer)
         self._vocab_size = self.tokenizer.vocab_size
-        self.bias_len = config.vocab_size or self._vocab_size  # logits of the model
+        self.bias_len = config.vocab_size or self._vocab_size  # logits per position
         longest = max((len(token.encode()) for token in self.tokenizer.vocabulary), default=1)
         self.max_bytes = config.max_input_len * longest
         self._template = ChatTemplate(root, self.max_bytes)
@@ -40,11 +40,11 @@ class PromptReader:
 
     @property
     def most_values(self) -> int:
-        """Return the maximum number of JSON values in a request."""
+        """Return the maximum number of JSON values allowed in a request."""
         return self._config.limits.max_choices * self._config.max_input_len + self.bias_len + OTHER_VALUES
 
     def check_sizes(self, body: Mapping[str, Any]) -> None:
-        """Raise ApiError if the prompt or `logit_bias`, not read yet, has more entries than any valid request."""
+        """Raise ApiError if the unparsed prompt or `logit_bias` has more entries than a valid request can have."""
         bias, prompt = body.get("logit_bias"), body.get("prompt")
         if isinstance(bias, dict) and len(bias) > self.bias_len:
             raise invalid_request(
@@ -62,7 +62,10 @@ class PromptReader:
                 raise too_long(len(each), 0, longest, "prompt")
 
     async def read(self, body: Mapping[str, Any], texts_a_prompt: int, *, chat: bool) -> list[Prompt]:
-        """Return the prompts of a request; raises ApiError if they are invalid, too long or too many."""
+        """Return the prompts of a request; raises ApiError if they are invalid, too long or too many.
+
+        `texts_a_prompt` is the number of completions per prompt (`n`).
+        """
         prompts = [] if chat else _prompts(body.get("prompt"))
         texts, most = texts_a_prompt * max(1, len(prompts)), self._config.limits.max_choices
         if texts > most:
@@ -81,7 +84,7 @@ class PromptReader:
         return [await self._prompt(prompt, add_special_tokens=adds) for prompt in prompts]
 
     def check_bias(self, asked: RequestParameters) -> None:
-        """Raise ApiError for a bias whose token id is unknown to the tokenizer or the model."""
+        """Raise ApiError if `logit_bias` has a token id outside the vocabulary of the tokenizer or the model."""
         size = min(self._vocab_size, self.bias_len)
         if any(token >= size for token in asked.logit_bias):
             raise invalid_request(f"logit_bias has a token id outside 0 to {size - 1}", "logit_bias")
@@ -89,7 +92,8 @@ class PromptReader:
     def fitted(self, asked: RequestParameters, prompt: Prompt, param: str) -> RequestParameters:
         """Return the parameters with `max_tokens` set; raises ApiError if prompt and completion exceed the context.
 
-        A model that tokenizes itself checks its own limit; the space left after its prompt is then a lower bound.
+        The token count of a text prompt is unknown, so the default of `max_tokens` assumes the longest allowed prompt.
+        The model that tokenizes the text checks the limit itself.
         """
         limit = self._config.max_seq_len
         prompt_len = len(prompt) if isinstance(prompt, tuple) else 0
@@ -102,9 +106,10 @@ class PromptReader:
         return replace(asked, max_tokens=max_tokens)
 
     def as_sent(self, prompt: str, *, takes_flag: bool) -> str:
-        """Return a prompt for a text model; raises ApiError if the model would alter a rendered chat.
+        """Return the text of a prompt as sent to a model with its own tokenizer.
 
-        An engine that tokenizes itself adds its special tokens to every text.
+        Without `takes_flag` (an input that disables it), the model adds special tokens to every text. They are then
+        removed from a rendered chat. Raises ApiError if that would alter the chat's tokens.
         """
         if takes_flag or not isinstance(prompt, RenderedText):
             return prompt
@@ -131,7 +136,7 @@ class PromptReader:
                 f"{param} has {size:,} bytes; the limit is {self.max_bytes:,}", param, "context_length_exceeded"
             )
         if self._config.text_level:
-            return text  # `RenderedText` if it has its special tokens
+            return text  # a `RenderedText` already contains its special tokens
         encode = self.tokenizer.encode
         if size > THREADED_BYTES:
             ids = await asyncio.to_thread(encode, text, add_special_tokens)
@@ -143,7 +148,10 @@ class PromptReader:
 
 
 def _prompts(prompt: Any) -> Sequence[str | list[int]]:
-    """Return OpenAI's four forms as a list: a string, strings, token ids, or lists of token ids."""
+    """Return the `prompt` field as a list of strings or token id lists; raises ApiError for other types.
+
+    OpenAI's API accepts a string, a list of strings, a list of token ids, or a list of such lists.
+    """
     if isinstance(prompt, str) or _is_ids(prompt):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:

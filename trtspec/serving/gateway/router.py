@@ -4,9 +4,9 @@
 Each request is routed to one revision. If that revision fails before the first byte of the response, another revision
 answers the request, so no response mixes two revisions.
 
-Finished requests may be sent again to a candidate revision to compare the outputs. Clients never wait for these
-mirrored requests. Few run at a time, and none while the gateway is busy; skipped ones are counted. Completions are
-compared by digest and not stored.
+Finished requests may be mirrored to a candidate revision to compare the outputs. Clients never wait for mirrored
+requests. At most MAX_CONCURRENT of them run at a time, and none start while the gateway is busy; skipped requests are
+counted. Completions are compared by digest and not stored.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TrafficMirror:
         return replace(self._seen, old_s=old_s, new_s=new_s)
 
     def offer(self, body: dict[str, Any], live: CompletionJob) -> None:
-        """Mirror a finished request if its turn has come and there is capacity; does not block."""
+        """Mirror a finished request in the background if it belongs to the share and capacity is free."""
         self._answered += 1
         if (self._answered * self.share) // 100 == ((self._answered - 1) * self.share) // 100:
             return
@@ -75,7 +75,7 @@ class TrafficMirror:
         task.add_done_callback(self._tasks.discard)
 
     def end(self) -> None:
-        """Cancel the mirrored requests in progress without counting them, so that a rollback need not wait."""
+        """Cancel the mirrored requests in progress without counting them, so that a rollback does not wait."""
         for task in self._tasks:
             task.cancel()
 
@@ -117,7 +117,7 @@ CLIENT_ERROR_STATUSES = (400, 404, 422)  # statuses of invalid requests
 
 
 class RevisionBackend:
-    """One revision: its Triton server, its tokenizer and its statistics."""
+    """One revision behind the gateway: its Triton client, tokenizer and statistics."""
 
     def __init__(self, route: Route, prompts: PromptReader, gate: AdmissionControl) -> None:
         config = route.config
@@ -125,8 +125,8 @@ class RevisionBackend:
         self.triton = TritonClient(config.grpc, config.triton_model, config.limits.timeout_s)
         self.completions = Completions(config, self.triton, prompts)
         self.open, self._gate = 0, gate
-        self.ended: Counter[str] = Counter()  # requests, by outcome
-        self.shadow: TrafficMirror | None = None  # kept after mirroring ends
+        self.ended: Counter[str] = Counter()  # finished requests by outcome
+        self.shadow: TrafficMirror | None = None  # not reset when mirroring ends
         self.forget()
 
     def forget(self) -> None:
@@ -176,7 +176,7 @@ class RevisionBackend:
 
 
 def _failure(error: BaseException, exchange: HttpExchange) -> str:
-    """Return the failure of a revision, or "" if the client disconnected or the request was invalid."""
+    """Return the failure message to record for a revision; "" if the client disconnected or its request is invalid."""
     cause = exchange.ended if isinstance(error, asyncio.CancelledError) else error
     if isinstance(cause, ApiError):
         return cause.message if cause.status >= 500 else ""
@@ -184,7 +184,7 @@ def _failure(error: BaseException, exchange: HttpExchange) -> str:
 
 
 class Router:
-    """All revisions that take requests or still have open ones; create it in the running event loop."""
+    """Distributes requests over revisions, and retires unused ones; create it inside the running event loop."""
 
     def __init__(self, config: GatewayConfig, prompts: PromptReader, gate: AdmissionControl) -> None:
         self._gate = gate
@@ -203,14 +203,14 @@ class Router:
 
     @property
     def most_values(self) -> int:
-        """Return the maximum number of JSON values in a request, over all revisions."""
+        """Return the maximum number of JSON values allowed in a request, over all revisions."""
         return max(version.prompts.most_values for version in self.all.values())
 
     async def answer(self, exchange: HttpExchange, body: dict[str, Any], *, chat: bool) -> None:
-        """Answer a request with the next revision, or with another if that fails before the response starts.
+        """Answer a request with the next revision, or with another one if that fails before the response starts.
 
-        The same holds if a newer revision rejects the request as invalid: a request that the older one accepts is not
-        the client's mistake.
+        A request that a newer revision rejects as invalid is also retried on an older one. If the older one accepts it,
+        the rejection counts as a failure of the newer revision.
         """
         version = self._next()
         try:
@@ -241,7 +241,7 @@ class Router:
                 self._shadow[1].offer(body, job)
 
     async def refresh(self) -> None:
-        """Load changed routes, retire unused revisions, and write the statistics."""
+        """Reload the routing table if it changed, close retired idle revisions, and write the statistics."""
         if self._file is None:
             return
         with suppress(OSError):
@@ -257,7 +257,7 @@ class Router:
             self._changed = False
             seen = {each.route.revision: each.observed for each in self.all.values()}
             sight = RouterStats(self._generation, seen, self._shadow[1].mirror_stats if self._shadow else MirrorStats())
-            with suppress(OSError):  # a full disk must not fail requests
+            with suppress(OSError):  # a full disk must not make requests fail
                 await asyncio.to_thread(write_router_stats, router_stats_path(self._file), sight)
 
     async def close(self) -> None:
@@ -272,10 +272,10 @@ class Router:
         return self.all[route.revision]
 
     def _replacements(self, version: RevisionBackend) -> list[RevisionBackend]:
-        """Return the revisions that can replace a revision, largest share first.
+        """Return the revisions that can serve a request instead of `version`, largest share first.
 
-        The older revision qualifies even with a share of 0, because all requests may already go to the new one; a newer
-        revision with a share of 0 does not.
+        An older revision qualifies even with a share of 0, because all requests may already go to the newer one. A
+        newer revision with a share of 0 does not qualify.
         """
         number = version.route.revision
         listed = (self.all[each] for each in self._listed - {number} if each in self.all)
@@ -283,9 +283,10 @@ class Router:
         return sorted(able, key=lambda each: -each.route.share)
 
     async def _resume_on(self, version: RevisionBackend, error: ApiError) -> TritonClient | None:
-        """Return a server that can resume a broken completion: one with identical output, or the same once ready.
+        """Return a client of a server that can resume an interrupted completion, or None after `resume_s` seconds.
 
-        A server that shuts down is not waited for. The break counts as a failure in any case.
+        Candidates are the revisions with identical output and `version` itself, unless its server is shutting down. The
+        interruption counts as a failure of `version`.
         """
         version.note("a response broke off")
         same_text = version.route.config.same_text
@@ -314,14 +315,14 @@ class Router:
         self._update_mirror()
 
     async def _version(self, route: Route) -> RevisionBackend:
-        """Return the existing version of a route, or a new one whose tokenizer is loaded in a thread."""
+        """Return the backend with the route's configuration; the tokenizer of a new one is loaded in a thread."""
         for version in self.all.values():
             if version.route.config == route.config:
                 return version
         return RevisionBackend(route, await asyncio.to_thread(PromptReader, route.config), self._gate)
 
     def _adopt(self, routes: Routes, versions: Sequence[RevisionBackend]) -> None:
-        """Switch to these revisions atomically; the others finish their open requests."""
+        """Switch to a new routing table atomically; revisions without a route only finish their open requests."""
         for version in self.all.values():
             version.route = replace(version.route, share=0, shadow=0)
         left = [version for version in self.all.values() if version not in versions]
@@ -333,7 +334,7 @@ class Router:
         self._generation, self._served, self._changed = routes.generation, {}, True
 
     def _update_mirror(self) -> None:
-        """Start, stop or adjust mirroring; statistics are kept while the mirrored revision stays the same."""
+        """Start, stop or adjust mirroring; the statistics are kept while the mirrored revision is the same."""
         wanted = next((each for each in self.all.values() if each.route.shadow), None)
         if self._shadow and self._shadow[0] is not wanted:
             self._shadow[1].end()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's Triton client: protobuf requests, raw response tensors, one gRPC stream per completion."""
+"""The gateway's Triton client: request messages, raw response tensors, and one gRPC stream per completion."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from trtspec.serving.triton.python_models.tensors import NO_ID, Array, encode_to
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens", "num_draft_steps", "accepted_by_position")
 LOG_PROBS, TOP_LOG_PROBS, TOP_IDS = "output_log_probs", "top_logprobs", "top_logprob_ids"
-PENALTIES: dict[str, tuple[Any, float]] = {  # type and value without effect
+PENALTIES: dict[str, tuple[Any, float]] = {  # dtype and neutral value
     "presence_penalty": (np.float32, 0),
     "frequency_penalty": (np.float32, 0),
     "repetition_penalty": (np.float32, 1),
@@ -58,7 +58,7 @@ SEEDS = 1 << 63
 
 @dataclass(frozen=True)
 class TritonModelInfo:
-    """A model's configuration in Triton: its tensors and whether it streams."""
+    """A Triton model's input and output names; a decoupled model can stream its responses."""
 
     name: str
     inputs: frozenset[str]
@@ -82,29 +82,29 @@ class TritonModelInfo:
 
 
 class RequestBuilder:
-    """Collects the tensors of a request; a parameter whose tensor the model lacks is an error that names it."""
+    """Builds a ModelInferRequest from named input tensors."""
 
     def __init__(self, model: TritonModelInfo) -> None:
         self.model = model
         self._inputs: list[tuple[str, Array]] = []
 
     def add(self, name: str, kind: Any, values: Sequence[Any] | Array) -> None:
-        """Add a tensor of a numpy type; a batch dimension of 1 precedes that of `values`."""
+        """Add an input tensor `[1, *values.shape]` of the numpy type `kind`."""
         self._inputs.append((name, np.asarray(values, kind)[None]))
 
     def add_optional(self, name: str, kind: Any, value: Any) -> None:
-        """Add a tensor if the model has it."""
+        """Add an input tensor `[1, 1]` if the model has this input."""
         if name in self.model.inputs:
             self.add(name, kind, [value])
 
     def add_requested(self, parameter: str, name: str, kind: Any, values: Sequence[Any] | Array) -> None:
-        """Add the tensor of a requested parameter; raises ApiError if the model lacks such an input."""
+        """Add the tensor of a requested parameter; raises ApiError if the model does not have the input."""
         if name not in self.model.inputs:
             raise unsupported(parameter, parameter)
         self.add(name, kind, values)
 
     def message(self, outputs: Sequence[str]) -> Any:
-        """Return the ModelInferRequest for the outputs, except for those that the model lacks."""
+        """Return the ModelInferRequest; outputs that the model does not have are left out."""
         message = infer_request(self.model.name, self._inputs, [name for name in outputs if name in self.model.outputs])
         message.parameters[ASKS_FOR_LAST].bool_param = True
         return message
@@ -119,7 +119,11 @@ def token_request(
     stop_words: Sequence[Sequence[int]],
     bias_len: int,
 ) -> Any:
-    """Return a request to a model with token ids as input and output, whose logit bias has `bias_len` values."""
+    """Return the ModelInferRequest for a model with token ids as input and output.
+
+    `ids` is the prompt, `stop_words` are token sequences, and `bias_len` is the number of logits per position. Raises
+    ApiError if the model does not support a requested parameter.
+    """
     request = RequestBuilder(model)
     request.add("input_ids", np.int32, ids)
     request.add("input_lengths", np.int32, [len(ids)])
@@ -137,8 +141,8 @@ def token_request(
 
 
 def text_request(model: TritonModelInfo, text: str, asked: RequestParameters, seed: int) -> Any:
-    """Return a request to a model with text as input and output."""
-    if asked.logit_bias:  # a text model accepts words, and not every token is a word
+    """Return the ModelInferRequest of a model with text tensors; raises ApiError for unsupported parameters."""
+    if asked.logit_bias:  # a text model accepts biases by word, and not every token is a word
         raise unsupported("logit_bias", "logit_bias")
     request = RequestBuilder(model)
     request.add("text_input", object, [text.encode()])
@@ -158,7 +162,10 @@ def text_request(model: TritonModelInfo, text: str, asked: RequestParameters, se
 
 
 def choice_seed(asked: RequestParameters, choice: int) -> int:
-    """Return the seed of a choice: the request's seed for the first, a derived one for others; random if unset."""
+    """Return the random seed of a choice, in 0 to 2^63 - 1.
+
+    The first choice uses the request's seed, and further choices use a hash of it. Without `seed`, it is random.
+    """
     if asked["seed"] is None:
         return secrets.randbelow(SEEDS)
     if choice == 0:
@@ -168,26 +175,26 @@ def choice_seed(asked: RequestParameters, choice: int) -> int:
 
 
 def ints(raw: bytes | None) -> list[int]:
-    """Return the values of an INT32 or UINT32 tensor."""
+    """Return the values of a raw INT32 or UINT32 tensor; [] for None."""
     return memoryview(raw).cast("i").tolist() if raw else []  # three times as fast as numpy
 
 
 def floats(raw: bytes | None) -> list[float]:
-    """Return the values of an FP32 tensor."""
+    """Return the values of a raw FP32 tensor; [] for None."""
     return np.frombuffer(raw, np.float32).tolist() if raw else []
 
 
 def decode_text(raw: bytes | None) -> str:
-    """Return the single string of a BYTES tensor."""
+    """Return the first string of a raw BYTES tensor; "" for None."""
     return raw[4 : 4 + struct.unpack_from("<I", raw)[0]].decode(errors="replace") if raw else ""
 
 
 def _add_sampling(
     request: RequestBuilder, asked: RequestParameters, seed: int, prefix: str, *, greedy_temperature: float
 ) -> None:
-    """Add all sampling parameters, because the engines' defaults differ from OpenAI's.
+    """Add the sampling tensors to a request, because the engines' defaults differ from OpenAI's.
 
-    A model with its own defaults gets only the parameters that the request contains.
+    If the model has its own defaults, only parameters that the request contains are added.
     """
     greedy = asked["temperature"] == 0 or asked["top_p"] == 0
     keeps_defaults = request.model.takes_model_defaults
@@ -211,7 +218,7 @@ def _add_sampling(
 
 
 def _log_probs(request: RequestBuilder, asked: RequestParameters) -> list[str]:
-    """Request log probabilities if needed and return the names of their outputs."""
+    """Add the inputs for log probabilities and return the output names; raises ApiError if unsupported."""
     if asked.top_logprobs is None:
         return []
     if LOG_PROBS not in request.model.outputs:
@@ -226,12 +233,12 @@ def _log_probs(request: RequestBuilder, asked: RequestParameters) -> list[str]:
 
 
 READY_TIMEOUT_S = 1.0
-READY_FOR_S = 0.25  # readiness is cached for this long
-ENDS_S = 1.0  # wait for the server to end a stream after its last response
-# the server is on this host
+READY_FOR_S = 0.25  # time for which readiness is cached
+ENDS_S = 1.0  # time for the server to end a stream after its last response
+# short, because the server is on this host
 RECONNECT = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]
 
-OPENAI_NAMES = {**TEXT_NAMES, "stop_words_list": "stop", BIAS: "logit_bias"}  # by the model's names
+OPENAI_NAMES = {**TEXT_NAMES, "stop_words_list": "stop", BIAS: "logit_bias"}  # by the model's tensor names
 FULL = ("maximum queue size", "timeout expired", Overloaded.WORDS)
 
 Code = grpc.StatusCode
@@ -239,7 +246,7 @@ log = logging.getLogger(__name__)
 
 
 class TritonClient:
-    """One model of a Triton server; create it in the running event loop."""
+    """gRPC client for one model of a Triton server; create it inside the running event loop."""
 
     def __init__(self, address: str, model: str, timeout_s: float) -> None:
         self._channel = grpc.aio.insecure_channel(address, [*NO_LIMIT, *RECONNECT])
@@ -250,7 +257,7 @@ class TritonClient:
         self._asking = asyncio.Lock()
 
     async def model(self) -> TritonModelInfo:
-        """Return the model's inputs and outputs; raises ApiError if the server does not report them."""
+        """Return the model's inputs and outputs; raises ApiError if the server is unavailable."""
         if self._model is None:
             request = service_pb2.ModelConfigRequest(name=self._name)
             try:
@@ -261,7 +268,7 @@ class TritonClient:
         return self._model
 
     async def is_ready(self) -> bool:
-        """Return whether the server reports the model as ready within READY_TIMEOUT_S."""
+        """Return True if the server reports the model as ready; the result is cached for READY_FOR_S."""
         async with self._asking:
             if time.monotonic() - self._asked_at > READY_FOR_S:
                 request = service_pb2.ModelReadyRequest(name=self._name)
@@ -273,9 +280,9 @@ class TritonClient:
         return self._ready
 
     async def generate(self, request: Any) -> AsyncGenerator[tuple[Mapping[str, bytes], bool], None]:
-        """Yield the raw tensors of each response by name, and whether it is the last; raises ApiError.
+        """Send a request and yield `(tensors, is_last)` for each response, with raw tensors by output name.
 
-        Closing the iterator cancels the request.
+        Raises ApiError if the request fails. Closing the iterator cancels the request.
         """
         call = self._stub.ModelStreamInfer(timeout=self._timeout_s)
         answered = False
@@ -299,7 +306,7 @@ class TritonClient:
             if answered:
                 await _let_end(call)
             else:
-                self._asked_at = float("-inf")  # a server that broke off may have died since it was ready
+                self._asked_at = float("-inf")  # invalidates the cached readiness: the server may have died
             call.cancel()
 
     async def close(self) -> None:
@@ -307,7 +314,7 @@ class TritonClient:
 
 
 async def _let_end(call: Any) -> None:
-    """Wait until the server ends a stream: a cancellation right after the last response may leave the stream open."""
+    """Wait up to ENDS_S for the server to end a stream, because cancelling it now may leave it open in the server."""
     with suppress(asyncio.TimeoutError, grpc.RpcError):
         await asyncio.wait_for(call.read(), ENDS_S)
 
@@ -330,7 +337,7 @@ def _failed(code: grpc.StatusCode, details: str) -> ApiError:
 
 
 def _unavailable(details: str) -> ApiError:
-    """Return a retryable error; the details from gRPC and Triton go to the log only."""
+    """Return a retryable error; unrecognized details from gRPC and Triton are only logged."""
     if SHUTTING_DOWN in details:
         return shutting_down()
     if any(words in details for words in FULL):
@@ -340,7 +347,7 @@ def _unavailable(details: str) -> ApiError:
 
 
 def _refused(message: str) -> ApiError:
-    """Return the client's error for a message without a gRPC status."""
+    """Return the client's error for a model's error message, whose status is derived from its text."""
     status = status_from_message(message)
     if status == "UNAVAILABLE":
         return _unavailable(message)
@@ -355,7 +362,7 @@ def _refused(message: str) -> ApiError:
 
 
 def _model_failed(details: str) -> ApiError:
-    """Return an error with the model's error id, or with a new id under which this process logs the message."""
+    """Return a 500 error with the model's error id, or with a new id under which `details` are logged."""
     if fault := parse_error_id(details):
         message = client_message(fault, "the server's")
         return ApiError(500, f"the model failed: {message}", code="model_failed")

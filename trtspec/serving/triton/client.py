@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small HTTP client for Triton: readiness, statistics and `generate`.
 
-Every response has a deadline and a size limit, because a dead Python stub leaves its requests open forever.
+Every response has a deadline and a size limit, because Triton never answers a request whose Python stub has died.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from trtspec.core.http import UNIX, HttpAnswer, http_request
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
 
 MAX_ANSWER_BYTES = 64 << 20
-HEADER = "trtspec-token"  # required by our servers for CONTROLS
+HEADER = "trtspec-token"  # servers started by trtspec require it for CONTROLS
 CONTROLS = "/v2/repository/"
 
 
 def with_special_tokens_flag(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a request with add_special_tokens=False if its text is a rendered chat, which JSON does not show."""
+    """Add `add_special_tokens: false` to a request whose text is a rendered chat template (`RenderedText`)."""
     is_rendered = isinstance(request.get("text_input"), RenderedText)
     return {**request, ADD_SPECIAL_TOKENS: False} if is_rendered else request
 
 
 @dataclass(frozen=True)
 class Client:
-    """One server's HTTP endpoint; `timeout_s` limits each whole request.
+    """The HTTP endpoint of one server.
 
-    `where` is its address, such as http://127.0.0.1:8000, or unix: and the path of a socket. `token` authorizes the
-    server's control APIs (`trtspec.deployment.revision`).
+    Attributes:
+        where: address such as http://127.0.0.1:8000, or unix: and the path of a socket.
+        timeout_s: time limit for each whole request.
+        token: authorizes the server's control APIs (see `trtspec.deployment.revision`).
     """
 
     where: str
@@ -43,7 +45,10 @@ class Client:
 
     @classmethod
     def at(cls, url: str, timeout_s: float = 60.0, token: str = "") -> Client:
-        """Return the client for an address such as http://127.0.0.1:8000 or unix:/run/user/1000/http.sock."""
+        """Return a client for an address such as http://127.0.0.1:8000 or unix:/run/user/1000/http.sock.
+
+        Raises DeployError if the address is invalid.
+        """
         if url.startswith(UNIX):
             return cls(url, timeout_s, token)
         parts = urlsplit(url)
@@ -56,18 +61,18 @@ class Client:
         return cls(f"http://{f'[{host}]' if ':' in host else host}:{port}", timeout_s, token)
 
     def is_ready(self, model: str | None = None) -> bool:
-        """Return whether the server, or one of its models, reports that it is ready; the report may be wrong."""
+        """Return True if the server, or one of its models, reports that it is ready, which may be wrong."""
         return self._succeeds("GET", f"/v2/models/{model}/ready" if model else "/v2/health/ready")
 
     def controls(self) -> bool:
-        """Return whether this client may use the server's control APIs."""
+        """Return True if the server accepts this client's token for its control APIs."""
         return self._succeeds("POST", f"{CONTROLS}index", {})
 
     def statistics(self) -> dict[str, Any]:
         return self._document("GET", "/v2/models/stats")
 
     def generate(self, request: Mapping[str, Any], model: str = "ensemble") -> dict[str, Any]:
-        """Return the response of a request; raises DeployError with the server's message if it fails."""
+        """Send a `generate` request and return the response; raises DeployError, or StepTimeout after `timeout_s`."""
         return self._document("POST", f"/v2/models/{model}/generate", with_special_tokens_flag(request))
 
     def _succeeds(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bool:
@@ -78,7 +83,7 @@ class Client:
             return False
 
     def _document(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the JSON object of a response."""
+        """Send a request and return the JSON object of its response; raises DeployError for other responses."""
         with self._request(method, path, body) as answer:
             content = answer.read()
         if answer.status != 200:
@@ -97,7 +102,7 @@ class Client:
 
     @contextmanager
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Iterator[HttpAnswer]:
-        """Send one request on a new connection; errors name the server."""
+        """Send one request on a new connection; raises DeployError or StepTimeout with the server's address."""
         try:
             with http_request(
                 self.where,

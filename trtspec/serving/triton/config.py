@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's ModelConfig as a typed message: read it from pbtxt, set fields, write it back.
+"""Triton's ModelConfig as a typed message: read it from pbtxt, set fields, write it as pbtxt.
 
-The fields are those that this project uses of Triton's public model_config.proto (package `inference`). They are built
-in a private descriptor pool, which needs only protobuf and does not collide with client libraries that register the
-whole file.
+MESSAGES and ENUMS list the fields of Triton's public model_config.proto (package `inference`) that trtspec uses. They
+are built in a private descriptor pool, which requires only protobuf and does not conflict with client libraries that
+register the whole file.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def load_config(path: Path) -> ModelConfig:
 
 
 def parse_config(text: str, *, where: str = "config.pbtxt") -> ModelConfig:
-    """Parse a pbtxt text; an unknown field or an unfilled `${...}` is an error with line and column."""
+    """Parse a config.pbtxt; raises TrtspecError with the position of an unknown field or unfilled `${...}`."""
     for line, content in enumerate(text.splitlines(), 1):
         if found := re.search(r"\$\{[^}]*\}?", content):
             raise TrtspecError(
@@ -162,7 +162,7 @@ def parse_config(text: str, *, where: str = "config.pbtxt") -> ModelConfig:
             )
     config = _CLASS()
     try:
-        config.CopyFrom(_parse(text))  # a copy, because the caller may modify it
+        config.CopyFrom(_parse(text))  # a copy, because the caller may modify it and the parsed message is cached
     except text_format.ParseError as error:
         message = re.sub(r"^\d+:\d+ : ", "", str(error))
         place = f"{where}:{error.GetLine()}:{error.GetColumn()}"
@@ -176,7 +176,7 @@ def _parse(text: str) -> ModelConfig:
 
 
 def render_config(config: ModelConfig) -> str:
-    """Return the pbtxt text of a message: fields by number, maps by key, each block on one line if it fits."""
+    """Return a message as pbtxt: fields by number, maps by key, each block on one line if it fits."""
     lines: list[str] = []
     # strings may contain characters at which splitlines splits
     for line in text_format.MessageToString(config).split("\n")[:-1]:
@@ -195,7 +195,7 @@ def _indent(line: str) -> str:
 
 
 def set_parameter(config: ModelConfig, key: str, value: str | int | float | bool) -> None:
-    """Set an entry of `parameters`; Triton stores all values as text."""
+    """Set an entry of `parameters` as text; raises TrtspecError if it has an unfilled placeholder."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if "${" in text:
         raise TrtspecError(f"parameter {key}: {text!r} contains an unfilled placeholder", hint="write the value")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardening of a tritonserver: secrets removed from its environment, control APIs behind a token, bodies limited.
+"""Hardening of tritonserver: no secrets in its environment, a token for its control APIs, limited request bodies.
 
-A model loaded by request may contain code, and a client may register the shared memory of a model's process; both act
-with this user's rights. Web pages can send such requests too, but they cannot set a custom header without a CORS
-preflight, so the token is sent in a header. Unused endpoints are disabled.
+A model loaded through the control APIs may contain code, and a client may register the shared memory of a model's
+process. Both act with this user's rights. Web pages can send such requests too, but they cannot set a custom header
+without a CORS preflight, so the token is sent in a header. Unused endpoints are disabled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 CONTROL = "shared-memory,model-repository,trace,logging"
 MAX_BODY_BYTES = 16 << 20
 HELP_TIMEOUT_S = 30.0
-PARSED_TIMEOUT_S = 10.0  # until a server has parsed its options and written its first output
+PARSED_TIMEOUT_S = 10.0  # for a server to parse its options and write its first output
 POLL_S = 0.01
 ASK_TIMEOUT_S = 10.0
 PLACEHOLDER = "x"
@@ -42,7 +42,7 @@ _VALUES = re.compile(r"://[^/@\s]*:[^/@\s]+@")  # a URL with a password, such as
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without likely secrets, except for the variables named in `TRTSPEC_PASS_ENV`."""
+    """Return an environment without variables that look like secrets, except those in `TRTSPEC_PASS_ENV`."""
     passed = {name.strip() for name in environment.get(PASS, "").split(",")}
     return {
         name: value
@@ -53,7 +53,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ServerOption:
-    """An option of tritonserver and the first version that has it; a server must support the `required` ones."""
+    """An option of tritonserver and the first version that has it; servers without a `required` one are rejected."""
 
     name: str
     value: str
@@ -66,7 +66,7 @@ SERVER_OPTIONS = (  # docs/security.md names the sources
     ServerOption("http-restricted-api", RESTRICTED, "2.40 (23.11)", required=True),
     ServerOption("grpc-restricted-protocol", RESTRICTED, "2.33 (23.04)", required=True),
     ServerOption("http-max-input-size", str(MAX_BODY_BYTES), "2.59 (25.06)"),
-    # These two serve the same requests on separate ports, until 2.67 regardless of restrictions.
+    # These endpoints serve the same requests on separate ports; versions before 2.67 do not restrict them.
     ServerOption("allow-vertex-ai", "false", "any"),
     ServerOption("allow-sagemaker", "false", "any"),
 )
@@ -86,7 +86,7 @@ def hardening_options(server: TritonServer, token: str) -> tuple[str, ...]:
 
 
 def supported_options(server: TritonServer) -> frozenset[str]:
-    """Return the options in a server's help, because builds may leave some out."""
+    """Return the option names in a server's `--help`, because builds vary; raises DeployError if it fails."""
     try:
         completed = subprocess.run(
             [str(server.executable), "--help"],
@@ -105,14 +105,14 @@ def supported_options(server: TritonServer) -> frozenset[str]:
 def scrub_token(process: subprocess.Popen[bytes], token: str) -> None:
     """Overwrite the token in a server's command line, which every user can read, once the server has parsed it.
 
-    tritonserver accepts it only there. A process that has written any output has parsed its arguments; its log does not
-    prove that, because others write there too. If the kernel denies the write, this is logged and the server keeps
-    running.
+    tritonserver accepts the token only on the command line. A process that has written any output has parsed its
+    arguments. Its log file does not prove that, because other processes write to it too. If the kernel denies the
+    write, the denial is logged and the server keeps running.
     """
     secret, refused = token.encode(), dict[int, Exception]()
 
     def is_hidden() -> bool:
-        # an MPI launch has several processes, and the launcher may write nothing itself
+        # an MPI launch has several processes, and its launcher may write no output
         group = group_processes(process.pid)
         wrote = {pid for pid in group if _written(pid)}
         for pid in (each for each in group if each in wrote or (wrote and each == process.pid)):
@@ -129,12 +129,12 @@ def scrub_token(process: subprocess.Popen[bytes], token: str) -> None:
 
 
 def accepts_placeholder_token(url: str, token: str) -> bool:
-    """Return whether a server's control APIs accept the placeholder of a hidden token, which anyone can send."""
+    """Return True if a server's control APIs accept the placeholder of a hidden token, which anyone can send."""
     return Client.at(url, ASK_TIMEOUT_S, PLACEHOLDER * len(token)).controls()
 
 
 def _written(pid: int) -> bool:
-    """Return whether a process has written any output."""
+    """Return True if a process has written any output; False if /proc does not report it."""
     try:
         counts = Path(f"/proc/{pid}/io").read_text()
     except OSError:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`serving.defaults: nvidia`: declarations of tensors that only NVIDIA's models have.
+"""Declarations of tensors that only NVIDIA's models have, for recipes with `serving.defaults: nvidia`.
 
-Facts of NVIDIA/TensorRT-LLM:triton_backend/all_models/inflight_batcher_llm/{ensemble,tensorrt_llm,tensorrt_llm_bls,
-preprocessing}/config.pbtxt@2a9abd95. A line is a tensor: name, type, dims, and R for allow_ragged_batch. The models
-here ignore these inputs, and requests that use one are rejected (`python_models.nvidia_compat`). Clients may name the
-outputs, but responses omit them, as NVIDIA's do if the engine does not produce them.
+Source: NVIDIA/TensorRT-LLM:triton_backend/all_models/inflight_batcher_llm/{ensemble,tensorrt_llm,tensorrt_llm_bls,
+preprocessing}/config.pbtxt@2a9abd95. Each line describes a tensor: name, type, dims, and R for
+allow_ragged_batch. No engine of trtspec supports these inputs, so requests with one are rejected
+(`python_models.tensors`). Clients may request the outputs, but responses omit them, as NVIDIA's models do if the engine
+does not produce them.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ OPTIONAL = ("input_ids",)  # optional in NVIDIA's tensorrt_llm, which then rejec
 
 
 def add_nvidia_tensors(config: ModelConfig) -> None:
-    """Add the tensors of NVIDIA's model of this name, and the parameter that selects NVIDIA's defaults."""
+    """Add the additional tensors of NVIDIA's model of the same name, and the parameter for NVIDIA's defaults."""
     known = {tensor.name for tensor in [*config.input, *config.output]}
     for name, kind, dims, *flags in _rows(INPUTS.get(config.name, "")):
         if name not in known:
@@ -132,7 +133,7 @@ def add_nvidia_tensors(config: ModelConfig) -> None:
 
 
 def unsupported_inputs(model: str) -> tuple[str, ...]:
-    """Return the names of a model's inputs that are declared but unsupported."""
+    """Return the names of the inputs that a model declares but does not support."""
     return tuple(row[0] for row in _rows(INPUTS[model]))
 
 

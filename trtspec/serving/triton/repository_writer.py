@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the models of a Triton repository: hand-written models with the recipe's values in their configurations.
 
-Paths inside are relative to each model's directory, so an artifact can be moved:
+Paths in the configurations are relative to each model's directory, so an artifact can be moved:
 
     ARTIFACT/checkpoints/{target,draft}  ARTIFACT/tokenizer  ARTIFACT/model_repository/MODEL/{config.pbtxt,1/}
 
-Triton sends the requests of a warm-up sample (`model_warmup`) together, one sample after the other. It waits only until
-a sample's first request is released, and only logs failures, so this suits models whose backend keeps a request until
-it is answered (triton-inference-server/core:src/backend_model_instance.cc, WarmUp).
+Triton sends all requests of a warm-up sample (`model_warmup`) at once, one sample after the other. It waits only until
+a sample's first request is released, and only logs failures. Warm-up therefore suits models whose backend keeps a
+request until it is answered (triton-inference-server/core:src/backend_model_instance.cc, WarmUp).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from trtspec.serving.triton.config import ModelConfig
 
 
-WARMUP = "warmup"  # where Triton expects the data, in the model's directory
+WARMUP = "warmup"  # Triton's name of the data directory in a model's directory
 INT32 = 8  # value in Triton's DataType
 
 
 @dataclass(frozen=True)
 class WarmupSample:
-    """`requests` equal requests with int32 inputs of one dimension besides the batch dimension."""
+    """A warm-up sample of `requests` equal requests with one-dimensional int32 inputs (without batch dimension)."""
 
     name: str
     requests: int
@@ -41,7 +41,7 @@ class WarmupSample:
 
 
 def add_samples(config: ModelConfig, model: Path, samples: Sequence[WarmupSample]) -> None:
-    """Add samples to a configuration and write their data below the model's directory."""
+    """Add warm-up samples to a configuration and write their data below the model's directory."""
     for sample in samples:
         entry = config.model_warmup.add(name=sample.name, batch_size=sample.requests)
         for tensor, values in sample.inputs.items():
@@ -63,7 +63,7 @@ MAX_QUEUE_SIZE = "max_queue_size"
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings:
-    """Settings of all models in a repository whose configurations have the field."""
+    """Settings of all models in a repository; a model without the respective field ignores a setting."""
 
     max_batch_size: int
     max_queue_size: int = 128
@@ -84,8 +84,8 @@ def emit_model(
 ) -> None:
     """Write one model below `out` from the hand-written `source`, by default the shared model of that name.
 
-    `parameters` override parameters of the source, or remove them if None. With `samples`, the server warms up the
-    model before it is ready.
+    `parameters` replace parameters of the source, or remove them if None. With `samples`, the server warms up the model
+    before it is ready. Raises TrtspecError if the source is missing or invalid.
     """
     from trtspec.serving.triton.config import load_config, set_parameter  # needs protobuf, which a plan does without
 
@@ -109,7 +109,7 @@ def emit_model(
 
 
 def write_model(model: Path, source: Path, config: ModelConfig) -> None:
-    """Write a model's directory: the configuration, and the version and warm-up data of `source`."""
+    """Write a model's directory: `config`, and copies of the version directory and warm-up data of `source`."""
     from trtspec.serving.triton.config import render_config
 
     for part in ("1", WARMUP):
@@ -119,7 +119,7 @@ def write_model(model: Path, source: Path, config: ModelConfig) -> None:
 
 
 def _set_fields(config: ModelConfig, settings: ServingSettings) -> None:
-    """Set the fields that this model's configuration has."""
+    """Apply the settings to the fields that the configuration already has."""
     from trtspec.serving.triton.config import set_parameter
 
     config.max_batch_size = settings.max_batch_size

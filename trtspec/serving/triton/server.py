@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find a tritonserver and build its command line; it listens on loopback by default.
+"""Find a tritonserver and build its command line; the server listens on loopback by default.
 
 Search order: `TRTSPEC_TRITONSERVER`, PATH, the nvidia-pytriton wheel. The wheel's Python backend does not have a fixed
-place, so a small directory of links in the cache replaces an installation.
+place, so a directory of links in the cache replaces an installation.
 
 The wheel's Python stub is patched for numpy 2. It was compiled with pybind11 2.10, which reads an array's item size at
 byte 32 of `PyArray_Descr`, its place in numpy 1. numpy 2 stores `elsize` at byte 40, so the stub would garble every
@@ -42,7 +42,7 @@ LOADS = {
 VARIABLE = "TRTSPEC_TRITONSERVER"
 WHEEL = "nvidia-pytriton"
 STUB = "triton_python_backend_stub"
-EXIT_TIMEOUT_S = 10  # default time for requests in flight
+EXIT_TIMEOUT_S = 10  # default time for requests in flight at shutdown
 SHARED_MEMORY = Path("/dev/shm")
 # On Python 3.13, pip rejects the wheel because it requires numpy below 2; the wheel itself works there.
 INSTALL_WHEEL = "pip install 'trtspec[triton]'" if PYTHON < "3.13" else f"pip install --no-deps {WHEEL}==0.7.0"
@@ -51,7 +51,7 @@ INSTALL_HINT = f"{INSTALL_WHEEL}, or set {VARIABLE} to a tritonserver"
 
 @dataclass(frozen=True)
 class TritonServer:
-    """A tritonserver and the settings to start it."""
+    """A tritonserver executable and the settings to start it; `source` names the place where it was found."""
 
     executable: Path
     source: str
@@ -74,12 +74,12 @@ class ServerPorts:
     sockets: str = ""
 
     def address(self, door: str) -> str:
-        """Return the address on which a server listens for one of SOCKETS."""
+        """Return the listen address for `door`, a key of SOCKETS: a Unix socket if `sockets` is set, else the host."""
         return f"unix:{self.sockets}/{SOCKETS[door]}" if self.sockets else self.host
 
 
 def find_server() -> TritonServer:
-    """Return the tritonserver to use; the error for a missing one explains how to install it."""
+    """Return the tritonserver to use; raises DeployError with installation instructions if it is missing."""
     if named := os.environ.get(VARIABLE):
         path = Path(named).expanduser().absolute()
         if not (path.is_file() and os.access(path, os.X_OK)):
@@ -102,9 +102,10 @@ def server_command(
     shm_prefix: str,
     drain_s: int = EXIT_TIMEOUT_S,
 ) -> list[str]:
-    """Return the argv that serves `model` and the models that it is composed of.
+    """Return the command line of a server that serves `model` and the models that it is composed of.
 
-    `drain_s` is the time in seconds for requests in flight at shutdown.
+    `shm_prefix` is the prefix of the server's shared memory regions. `drain_s` is the time in seconds for requests in
+    flight at shutdown.
     """
     command = [
         str(server.executable),
@@ -125,7 +126,7 @@ def server_command(
 
 
 def close_shared_memory(shm_prefix: str) -> None:
-    """Deny other users access to the memory that a server shares with its models, which contains prompts and outputs.
+    """Deny other users access to the memory that a server shares with its models; it contains prompts and outputs.
 
     The Python backend makes its regions readable for all users regardless of the umask, because boost resets their
     mode.
@@ -136,13 +137,13 @@ def close_shared_memory(shm_prefix: str) -> None:
 
 
 def remove_shared_memory(shm_prefix: str) -> None:
-    """Remove the shared memory of a killed server."""
+    """Remove the shared memory regions that a killed server left behind."""
     for region in SHARED_MEMORY.glob(f"{shm_prefix}*"):
         region.unlink(missing_ok=True)
 
 
 def probe_server() -> list[DoctorCheck]:
-    """Return the checks of the server on this machine, for `trtspec doctor`."""
+    """Return the checks of this machine's tritonserver, for `trtspec doctor`."""
     wheel = _wheel()
     try:
         server = find_server()
@@ -155,7 +156,7 @@ def probe_server() -> list[DoctorCheck]:
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:
-    """Return the variables with which the Python stub finds this interpreter and its libraries."""
+    """Return the variables by which the Python stub finds this interpreter and its libraries."""
     environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
     if libraries:
         known = [os.environ["LD_LIBRARY_PATH"]] if os.environ.get("LD_LIBRARY_PATH") else []
@@ -168,7 +169,7 @@ def _numpy_2() -> bool:
 
 
 def _wheel() -> PytritonWheel | None:
-    """Return the installed wheel without importing it."""
+    """Return the installed nvidia-pytriton wheel without importing it, or None."""
     try:
         wheel = metadata.distribution(WHEEL)
     except metadata.PackageNotFoundError:
@@ -204,7 +205,7 @@ class PytritonWheel:
         return TritonServer(self.root / "bin" / "tritonserver", f"{WHEEL} {self.version}", backends, environment)
 
     def checks(self) -> list[DoctorCheck]:
-        """Return whether this interpreter has what the wheel's Python backend requires."""
+        """Check numpy, the Python stub and libpython, which the wheel's Python backend requires."""
         return [self._check_numpy(), self._check_stub(), _check_libpython()]
 
     def _check_numpy(self) -> DoctorCheck:
@@ -257,7 +258,7 @@ class PytritonWheel:
         return place
 
     def _links(self) -> dict[str, Path]:
-        """Return the links of the Python backend's directory: names and targets."""
+        """Return the links in the Python backend's directory, as targets by name."""
         links = {path.name: path for path in (self.root / "backends" / "python").iterdir() if path.is_file()}
         library = libpython()
         if _numpy_2() and library:  # use this interpreter's libpython instead of the wheel's
@@ -266,7 +267,7 @@ class PytritonWheel:
 
 
 def patch_for_numpy_2(stub: Path) -> bytes:
-    """Return the content of a known stub, patched for numpy 2."""
+    """Return the bytes of a stub in LOADS, patched for numpy 2."""
     content = bytearray(stub.read_bytes())
     for place in LOADS[file_sha256(stub)]:
         content[place] += ELSIZE_2 - ELSIZE_1

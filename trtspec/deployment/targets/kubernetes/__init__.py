@@ -60,7 +60,7 @@ Serves {name} in the namespace {namespace} with the engine alone: kubectl apply 
 The engine's own OpenAI API listens without a key; authentication is up to the cluster's gateway. trtspec's models,
 metrics and gates are not included."""
 
-# the components of each overlay; NEEDS has the requirements of each component
+# The components of each overlay. NEEDS has the requirements of each component.
 OVERLAYS: Mapping[str, tuple[str, ...]] = {
     "plain": (),
     "monitored": ("monitoring",),
@@ -78,7 +78,11 @@ DEFAULT_OVERLAY = "plain"
 
 
 def render_kubernetes(workload: ContainerWorkload, repository: Path) -> RenderedFiles:
-    """Return the files; without an image only the Dockerfile, because an image gets its digest when built."""
+    """Return the manifests and the Dockerfile of a workload; without an image, only the Dockerfile.
+
+    Manifests contain the image's digest, which exists only after the image is built. Raises DeployError for invalid
+    options.
+    """
     options = workload.options
     if options.host != LOOPBACK or options.ports:
         raise DeployError("a cluster's service has its own address and ports", hint="omit --host and the port options")
@@ -121,7 +125,7 @@ def render_kubernetes(workload: ContainerWorkload, repository: Path) -> Rendered
 
 
 def _directory(path: str, kind: str, head: str, objects: Mapping[str, Mapping[str, Any]]) -> RenderedFiles:
-    """Return the files of a directory of objects, which its kustomization lists."""
+    """Return the files of a directory: one per object, and a kustomization that lists them."""
     files = {f"{path}/kustomization.yaml": _kustomization(kind, {"resources": [*objects]}, head)}
     return files | {f"{path}/{file}": as_yaml(document) for file, document in objects.items()}
 
@@ -148,7 +152,7 @@ DETACH = "the cluster runs it independently of this process; use --detach"
 
 
 def deploy_kubernetes(journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> ClusterDeployment:
-    """Apply the manifests and return once every pod is ready; on failure they remain, as do earlier pods."""
+    """Apply the manifests and return once every pod is ready; after a failure, the applied objects remain."""
     if not options.detach:
         raise DeployError("--target kubernetes requires --detach", hint=DETACH)
     if shutil.which(KUBECTL) is None:
@@ -177,7 +181,10 @@ def deploy_kubernetes(journal: DeploymentJournal, artifact: Artifact, options: D
 def _forgotten_on_failure(
     journal: DeploymentJournal, former: DeploymentRecord | None, record: DeploymentRecord | None = None
 ) -> Iterator[None]:
-    """Restore the former record if nothing was applied; mark a first, possibly partial, deployment failed."""
+    """Context manager that corrects the deployment's record after an error.
+
+    The former record is restored. Without one, the record is removed if nothing was applied, else marked failed.
+    """
     try:
         yield
     except TrtspecError as error:
@@ -189,7 +196,7 @@ def _forgotten_on_failure(
 
 
 class ClusterDeployment(RunningDeployment):
-    """A deployment that was applied and became ready."""
+    """A deployment in a cluster whose pods became ready."""
 
     def wait(self) -> None:
         """Raise DeployError: a cluster deployment does not have a local process."""
@@ -197,9 +204,9 @@ class ClusterDeployment(RunningDeployment):
 
 
 def state(record: DeploymentRecord) -> str:
-    """Return live if all replicas are ready, unhealthy if only some are, starting if none is.
+    """Return "live" if all replicas are ready, "unhealthy" if only some are, and "starting" if none is.
 
-    A ready pod answers a probe request every ten seconds. Returns unknown if the cluster cannot be queried.
+    A ready pod answers a probe request every ten seconds. Return "unknown" if the cluster cannot be queried.
     """
     if record.state in ("stopped", "failed"):
         return record.state
@@ -212,7 +219,7 @@ def state(record: DeploymentRecord) -> str:
 
 
 def stop(name: str) -> dict[str, Any]:
-    """Delete the applied objects; open streams may finish. The namespace and its volumes remain."""
+    """Delete the applied objects; open streams may finish, and the namespace and its volumes remain."""
     journal = DeploymentJournal(name)
     record = journal.read_existing()
     was_running = state(record) not in ("stopped", "failed", "dead")
@@ -224,7 +231,7 @@ def stop(name: str) -> dict[str, Any]:
 
 
 def fetch_log(journal: DeploymentJournal) -> None:
-    """Save the last lines of the pods' logs as the deployment's log."""
+    """Save the last lines of the pods' logs as the deployment's log on this machine."""
     journal.read_existing()
     place = _read_cluster(journal)
     chosen = [f"--selector=app.kubernetes.io/name={place['name']}", "--all-containers", "--tail=1000"]
@@ -233,7 +240,7 @@ def fetch_log(journal: DeploymentJournal) -> None:
 
 def _parse_state(found: dict[str, Any]) -> str:
     status, condition = found.get("status", {}), READY.get(str(found.get("kind")).lower())
-    if condition and "readyReplicas" not in status:  # KServe and Dynamo do not report replicas there
+    if condition and "readyReplicas" not in status:  # KServe and Dynamo do not report replicas in this field
         said = {each.get("type"): each.get("status") for each in status.get("conditions", [])}
         return "live" if said.get(condition) == "True" else "starting"
     wanted, ready = found.get("spec", {}).get("replicas", 1), status.get("readyReplicas", 0)
@@ -253,7 +260,7 @@ def _wait_ready(place: Mapping[str, Any], timeout_s: float) -> None:
 
 
 def _save_cluster(journal: DeploymentJournal, workload: ClusterWorkload) -> dict[str, Any]:
-    """Record the cluster context; later commands use it even if kubectl's current context has changed."""
+    """Record the cluster's context, so that later commands use it even if kubectl's current context has changed."""
     settings = workload.settings
     context = settings.context or _plain([KUBECTL, "config", "current-context"]).decode().strip()
     kinds = {"kserve": "llminferenceservice", "dynamo": "dynamographdeployment"}
@@ -290,7 +297,7 @@ def _run(place: Mapping[str, Any], *words: str, timeout_s: float = 60.0) -> byte
 
 
 def _plain(command: list[str], timeout_s: float = ASK_S) -> bytes:
-    """Return the output of a command; raise DeployError or StepTimeout if it fails."""
+    """Run a kubectl command and return its output; raises DeployError or StepTimeout if it fails."""
     verb = next((word for word in command[1:] if not word.startswith("-")), "")
     return run_tool(command, f"{KUBECTL} {verb}", KUBECTL_CAUSES, timeout_s)
 

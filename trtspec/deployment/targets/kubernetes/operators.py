@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects for a cluster's operators: kustomize components, and KServe and Dynamo, which start the engine alone.
+"""Objects for a cluster's operators: kustomize components, and objects of KServe and Dynamo.
 
-Components: metrics, autoscaling and canary routing. nv_inference_pending_request_count is Triton's queue,
-trtspec_requests_waiting the queue of trtspec's models and their engines, which all backends export.
+The components are for metrics, autoscaling and canary routing. nv_inference_pending_request_count is the length of
+Triton's queue. trtspec_requests_waiting is the length of the queue in trtspec's models and their engines.
 
 KServe and Dynamo serve the engine without Triton. Checkpoints and engine arguments are the artifact's, so drafting and
-verification are unchanged; trtspec's models, gateway and gates are not available.
+verification are unchanged; trtspec's models, gateway and gates are not available. Sources:
 kserve/kserve:pkg/apis/serving/v1alpha2@v0.20.0, ai-dynamo/dynamo:deploy/operator/api/v1beta1@006b6e10.
 """
 
@@ -45,7 +45,7 @@ def pod_monitor(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def scaled_object(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the KEDA ScaledObject: scale up when many requests wait per server, or the KV caches are full."""
+    """Return the KEDA ScaledObject, which scales up if many requests wait per server or the KV caches are full."""
     waiting = " + ".join(f"(sum({_of(queue, workload)}) or vector(0))" for queue in QUEUES)
     triggers = [_trigger(workload, "queue", waiting, str(_many_waiting(workload)))]
     if usage := workload.serving.kv_usage:
@@ -65,7 +65,7 @@ def scaled_object(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def autoscaler(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the HorizontalPodAutoscaler for a cluster without KEDA; its metrics API needs prometheus-adapter."""
+    """Return the HorizontalPodAutoscaler for a cluster without KEDA; it requires prometheus-adapter."""
     target = {"type": "AverageValue", "averageValue": str(_many_waiting(workload))}
     metrics = [{"type": "Pods", "pods": {"metric": {"name": queue}, "target": target}} for queue in QUEUES]
     spec = {
@@ -94,7 +94,7 @@ def inference_pool(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def route(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the HTTPRoute to the pool; a canary's replaces the stable deployment's and splits requests by weight."""
+    """Return the HTTPRoute to the pool; a canary's route replaces the stable one and splits requests by weight."""
     namespace, _, gateway = workload.settings.gateway.partition("/")
     settings, shares = workload.settings, [(workload.name, 100)]
     if settings.canary_of:
@@ -115,7 +115,7 @@ def route(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def _many_waiting(workload: ClusterWorkload) -> int:
-    """Return the waiting requests per server that call for another one: a batch, or half of a queue that is shorter."""
+    """Return the waiting requests per server that trigger scaling up: a batch, or half of a shorter queue."""
     recipe = workload.manifest.recipe
     return min(recipe.engine.max_batch_size, max(1, recipe.serving.max_queue_size // 2))
 
@@ -126,7 +126,7 @@ def _scaled(workload: ClusterWorkload) -> dict[str, str]:
 
 
 def _of(metric: str, workload: ClusterWorkload) -> str:
-    """Return a metric restricted to the pods NAME-x-y (NAME-0-1 over several machines), not NAME-canary's."""
+    """Return a PromQL selector of a metric for the pods NAME-x-y, or NAME-0-1 on several machines."""
     name, _, rest = metric.partition("{")
     pods = "(-[a-z0-9]+){2}" if workload.machines == 1 else "(-[0-9]+){1,2}"
     chosen = [
@@ -143,7 +143,7 @@ def _trigger(workload: ClusterWorkload, name: str, query: str, threshold: str) -
 
 
 def _behaviour(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return fast scale-up and slow scale-down, one server at a time, because a start takes minutes."""
+    """Return the scaling behavior: scale up fast, and down slowly by one server at a time, as a start takes minutes."""
     one = [{"type": "Pods", "value": 1, "periodSeconds": max(60, min(workload.grace_s, 1800))}]
     return {
         "scaleUp": {"stabilizationWindowSeconds": 30, "policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]},
@@ -158,7 +158,7 @@ CONFIG = "/config"
 
 
 def standalone_engine(workload: ClusterWorkload, repository: Path, artifact: str, form: str) -> StandaloneServer:
-    """Return how the engine serves without Triton; raise DeployError if it cannot."""
+    """Return the commands and files that serve the engine without Triton; raises DeployError if unsupported."""
     version = workload.manifest.recipe.engine.version
     if len(workload.gpu_ids) > 0 and (found := workload.serving.alone(repository, artifact, version)):
         return found
@@ -168,7 +168,7 @@ def standalone_engine(workload: ClusterWorkload, repository: Path, artifact: str
 
 
 def llm_inference_service(workload: ClusterWorkload, repository: Path) -> list[dict[str, Any]]:
-    """Return KServe's documents; a canary joins its stable deployment's group with its weight."""
+    """Return the documents for KServe; a canary joins its stable deployment's group with its weight."""
     kind, what = workload.settings.volume_reference
     if kind not in URIS:
         raise DeployError(
@@ -191,7 +191,7 @@ def llm_inference_service(workload: ClusterWorkload, repository: Path) -> list[d
 
 
 def graph_deployment(workload: ClusterWorkload, repository: Path) -> list[dict[str, Any]]:
-    """Return Dynamo's documents: its frontend, and workers that run the engine."""
+    """Return the documents for Dynamo: its frontend, and workers that run the engine."""
     engine = standalone_engine(workload, repository, ARTIFACT, workload.settings.form)
     frontend = main_container(workload, ["python3", "-m", "dynamo.frontend"]) | {
         "name": "main",
@@ -213,7 +213,11 @@ def graph_deployment(workload: ClusterWorkload, repository: Path) -> list[dict[s
 
 
 def _worker(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, Any]:
-    """Return the workers; the operator mounts /dev/shm itself and cannot derive its version from a digest."""
+    """Return the worker component of a Dynamo graph.
+
+    The operator mounts /dev/shm itself. It cannot derive Dynamo's version from an image digest, so the version is
+    explicit.
+    """
     name = f"--served-model-name={workload.manifest.recipe.name}"
     command = ["python3", "-m", f"dynamo.{engine.framework}", *engine.arguments, name]
     main = main_container(workload, command) | {"name": "main"}
@@ -231,7 +235,7 @@ def _worker(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, An
 
 
 def _kserve_pod(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, Any]:
-    """Return the pod; KServe mounts the model itself."""
+    """Return the pod spec for KServe, without the artifact's volume because KServe mounts the model itself."""
     name = [f"{engine.name_option}={workload.manifest.recipe.name}"] if engine.name_option else []
     command = [*engine.serve, f"--port={PORT}", *name]
     health = {"httpGet": {"path": "/health", "port": PORT, "scheme": "HTTP"}, "timeoutSeconds": 10}
@@ -250,7 +254,7 @@ def _kserve_pod(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str
 
 
 def _with_config(spec: dict[str, Any], workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, Any]:
-    """Return the pod spec with the engine's configuration mounted."""
+    """Add the engine's configuration files, if any, to a pod spec and return the spec."""
     if engine.files:
         spec["volumes"].append({"name": "config", "configMap": {"name": _config_name(workload, engine)}})
         spec["containers"][0]["volumeMounts"].append({"name": "config", "mountPath": CONFIG, "readOnly": True})
@@ -267,7 +271,7 @@ def _config_maps(workload: ClusterWorkload, engine: StandaloneServer) -> list[di
 
 
 def _config_name(workload: ClusterWorkload, engine: StandaloneServer) -> str:
-    """Return a name with a content digest, so that running pods keep their configuration."""
+    """Return a ConfigMap name with a content digest, so that running pods keep their configuration."""
     digest = hashlib.sha256("\0".join([*engine.files, *engine.files.values()]).encode()).hexdigest()
     return f"{workload.name}-{digest[:8]}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A workload in a cluster with the target's settings, and its objects for any cluster.
+"""A workload in a Kubernetes cluster: its settings, and its objects for any cluster.
 
 The objects are a Deployment or LeaderWorkerSet, Service, disruption budget and network policy. The pods conform to the
 Pod Security profile "restricted".
@@ -45,7 +45,7 @@ def _setting(default: Any, description: str) -> Any:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """The target's settings, which are the keys of `--target-option`."""
+    """Settings of the Kubernetes target; their names are the keys of `--target-option`."""
 
     image: str = _setting("", "serving image, NAME@sha256:...")
     artifact: str = _setting("", f"location: {WHERE}")
@@ -85,18 +85,18 @@ class ClusterSettings:
 
     @property
     def volume_reference(self) -> tuple[str, str]:
-        """Return the kind of the artifact's volume and its reference."""
+        """Return the kind of the artifact's volume (pvc, image or modelpack) and its reference."""
         kind, _, what = self.artifact.partition(":")
         return kind, what
 
     @property
     def subdirectory(self) -> str:
-        """Return the artifact's directory in its volume, "" for the root."""
+        """Return the artifact's directory in its volume; "" for the root."""
         kind, what = self.volume_reference
         return what.partition("/")[2].strip("/") if kind == "pvc" else ""
 
     def volume(self) -> dict[str, Any]:
-        """Return the volume source of the artifact; raise DeployError for an invalid reference."""
+        """Return the Kubernetes volume source of the artifact; raises DeployError for an invalid reference."""
         kind, what = self.volume_reference
         claim = what.partition("/")[0]
         if kind == "pvc" and LABEL.fullmatch(claim) and ".." not in self.subdirectory.split("/"):
@@ -113,13 +113,13 @@ class ClusterSettings:
 
 @dataclass(frozen=True)
 class ClusterWorkload(ContainerWorkload):
-    """A workload in a cluster, with the target's settings."""
+    """A container workload with the settings of the Kubernetes target."""
 
     settings: ClusterSettings
 
     @property
     def machines(self) -> int:
-        """Return the number of machines for the artifact's GPUs; raise DeployError if its engine cannot span them."""
+        """Return the number of machines for the artifact's GPUs; raises DeployError if its engine cannot span them."""
         gpus, per_machine = len(self.gpu_ids), self.settings.node_gpus
         if gpus <= per_machine:
             return 1
@@ -137,7 +137,7 @@ class ClusterWorkload(ContainerWorkload):
 
 
 def cluster_workload(workload: ContainerWorkload) -> ClusterWorkload:
-    """Return a workload with the settings among its options; raise DeployError for an unknown or invalid one."""
+    """Convert a container workload by parsing the settings in its options; raises DeployError for invalid ones."""
     settings = parse_settings(ClusterSettings, workload.options.settings)
     return ClusterWorkload(workload.name, workload.manifest, workload.digest, workload.options, settings)
 
@@ -165,12 +165,12 @@ def labels(name: str) -> dict[str, str]:
 
 
 def all_labels(workload: ContainerWorkload) -> dict[str, str]:
-    """Return the labels of all objects of the deployment."""
+    """Return the labels of all objects of a deployment."""
     return labels(workload.name) | {"app.kubernetes.io/managed-by": "trtspec"}
 
 
 def pod_template(workload: ClusterWorkload, command: Sequence[str]) -> dict[str, Any]:
-    """Return the template of a pod whose container runs a command, with its probes."""
+    """Return the template of a pod whose container runs `command`, with ports and probes."""
     container = main_container(workload, command) | probes(workload)
     container["ports"] = [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in PORTS.items()]
     container["lifecycle"] = {"preStop": {"sleep": {"seconds": PROPAGATION_S}}}
@@ -178,7 +178,7 @@ def pod_template(workload: ClusterWorkload, command: Sequence[str]) -> dict[str,
 
 
 def pod_spec(workload: ClusterWorkload, container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec of a pod with the container and minimal permissions."""
+    """Return the spec of a pod with one container and minimal permissions."""
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -193,7 +193,7 @@ def pod_spec(workload: ClusterWorkload, container: Mapping[str, Any]) -> dict[st
 
 
 def main_container(workload: ClusterWorkload, command: Sequence[str]) -> dict[str, Any]:
-    """Return the container without ports and probes; keys come from a Secret that is not rendered."""
+    """Return the container without ports and probes; API keys come from a Secret that is not rendered."""
     return {
         "name": "server",
         "image": workload.settings.image,
@@ -208,7 +208,7 @@ def main_container(workload: ClusterWorkload, command: Sequence[str]) -> dict[st
 
 
 def resources(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the resources per machine; the memory request equals the limit to avoid early eviction."""
+    """Return the resources of a pod, for one machine; the memory request equals the limit to avoid early eviction."""
     memory = quantity(workload.memory_bytes)
     gpus = {GPU: str(min(len(workload.gpu_ids), workload.settings.node_gpus))} if workload.gpu_ids else {}
     disk, cpus = quantity(STATE_BYTES), 4 + 2 * len(workload.gpu_ids)
@@ -219,10 +219,11 @@ def resources(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def probes(workload: ContainerWorkload) -> dict[str, Any]:
-    """Return probes that request a text.
+    """Return the probes of a container, each of which requests a text.
 
-    Triton reports not ready for seconds after a successful reload, and ready with dead models, so only answers count,
-    and a probe fails after three missing ones. The liveness probe waits longest, because a restart reloads everything.
+    Only answers count: Triton reports not ready for seconds after a successful reload, and ready with dead models. A
+    probe fails after three requests without an answer. The liveness probe waits longest, because a restart reloads all
+    models.
     """
     ask, alive = {"exec": {"command": workload.probe(PROBE_S)}}, {"exec": {"command": workload.probe(ALIVE_S)}}
     within = {"timeoutSeconds": PROBE_S + 5}
@@ -239,7 +240,7 @@ def probes(workload: ContainerWorkload) -> dict[str, Any]:
 
 
 def scratch(workload: ContainerWorkload) -> list[dict[str, Any]]:
-    """Return the writable volumes; shared memory counts as memory."""
+    """Return the writable volumes of a pod; the shared memory volume counts as memory."""
     disk = {"emptyDir": {"sizeLimit": quantity(STATE_BYTES)}}
     shm = {"emptyDir": {"medium": "Memory", "sizeLimit": quantity(workload.shm_bytes)}}
     return [{"name": "state", **disk}, {"name": "tmp", **disk}, {"name": "shm", **shm}]
@@ -255,7 +256,7 @@ def scratch_mounts() -> list[dict[str, Any]]:
 
 
 def _affinity(workload: ContainerWorkload) -> dict[str, Any]:
-    """Return the affinity for machines with the artifact's GPU, by labels of NVIDIA's GPU feature discovery."""
+    """Return the affinity for machines with the artifact's GPU, by labels of NVIDIA's GPU feature discovery; or {}."""
     gpu = GPUS.get(workload.manifest.recipe.engine.gpu.lower())
     if gpu is None or not workload.gpu_ids:
         return {}
@@ -304,7 +305,7 @@ def _deployment(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def _leader_worker_set(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return groups of machines: the leader of each serves, using the workers' GPUs."""
+    """Return a LeaderWorkerSet; the leader of each group of machines serves with the GPUs of the whole group."""
     nodes = workload.serving.nodes
     assert nodes is not None  # checked by `machines`
     leader = ["sh", "-c", f"{nodes.leader} && exec {shlex.join(workload.command)}"]
@@ -326,14 +327,14 @@ def service(workload: ClusterWorkload) -> dict[str, Any]:
 
 
 def disruption_budget(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the budget that limits voluntary disruptions to one server at a time."""
+    """Return the PodDisruptionBudget that limits voluntary disruptions to one server at a time."""
     selector = {"matchLabels": served(workload)}
     spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": selector}
     return cluster_object("policy/v1", "PodDisruptionBudget", workload, spec)
 
 
 def network_policy(workload: ClusterWorkload) -> dict[str, Any]:
-    """Return the policy: ingress from this namespace, the gateway and Prometheus; egress between own pods only."""
+    """Return the NetworkPolicy: ingress from the namespace, gateway and Prometheus; egress only between own pods."""
     gateway = workload.settings.gateway.partition("/")[0]
     clients = [{"podSelector": {}}, {"namespaceSelector": {"matchLabels": {NAMESPACE: gateway}}}]
     entries = [{"protocol": "TCP", "port": port} for port in (PORTS["http"], PORTS["grpc"], PORTS["openai"])]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive draft length: chosen by the measured tokens per second of each length at each load.
+"""Adaptive draft length: the length with the most tokens per second, as measured for each load.
 
-Whether drafting pays depends on the acceptance rate and on the cost of a step of either model at the current load. The
-time of a step and the tokens that it yields reflect both, so nothing else is measured. The length may depend on a
+The benefit of drafting depends on the acceptance rate and on the cost of a step of either model at the current load.
+The time of a step and its number of tokens reflect both, so nothing else is measured. The length may depend on a
 completion's acceptance without changing its distribution, because each step is exact for any draft.
 """
 
@@ -16,13 +16,17 @@ from dataclasses import dataclass
 
 FIRST_SAMPLES = 4  # samples of each length before one is preferred
 DECAY = 0.95  # decay of a sample's weight per further sample
-AGAIN_S, AGAIN_STEPS = 10.0, 200.0  # a length is measured again after this time and this many of its steps
+AGAIN_S, AGAIN_STEPS = 10.0, 200.0  # a length is measured again after this time or this many of its steps, if longer
 MIN_IMPROVEMENT = 1.05  # another length must be faster by this factor
 
 
 @dataclass
 class _Measured:
-    """Measurements of a length: decayed sums of seconds, tokens and steps; their number and the latest time."""
+    """Measurements of one draft length at one load.
+
+    `seconds`, `tokens` and `weight` (the number of steps) are exponentially decayed sums. `last` is the time of the
+    latest sample.
+    """
 
     seconds: float = 0.0
     tokens: float = 0.0
@@ -31,7 +35,7 @@ class _Measured:
     last: float = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Return whether another sample is needed."""
+        """Return True if another sample is needed; `now` is in seconds."""
         if self.samples < FIRST_SAMPLES:
             return True
         return now - self.last > max(AGAIN_S, AGAIN_STEPS * self.seconds / self.weight)
@@ -43,7 +47,10 @@ class _Measured:
 
 @dataclass(frozen=True)
 class DraftLenChoice:
-    """A draft length, the load for which it was chosen, and the time at which its step began."""
+    """A chosen draft length, with the load that it was chosen for and the start time of its step.
+
+    `load` is the bit length of the number of requests in progress.
+    """
 
     draft_len: int
     load: int
@@ -56,10 +63,10 @@ class AdaptiveDraftLen:
     def __init__(
         self, most: int, schedule: Sequence[tuple[int, int]] = (), now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Set the possible lengths.
+        """Set the candidate lengths.
 
         Args:
-            most: the longest draft; the other candidates are half of it and 0.
+            most: the longest draft in tokens; the other candidates are half of the longest allowed one, and 0.
             schedule: pairs (texts, draft_len): with at most `texts` requests in progress, draft at most `draft_len`
                 tokens; beyond the last pair, do not draft.
             now: a clock in seconds.
@@ -73,7 +80,7 @@ class AdaptiveDraftLen:
 
     @contextmanager
     def text(self) -> Iterator[None]:
-        """Count a request while it is in progress."""
+        """Context manager that counts a request as in progress."""
         with self._lock:
             self._texts += 1
         try:
@@ -83,13 +90,13 @@ class AdaptiveDraftLen:
                 self._texts -= 1
 
     def limit(self) -> int:
-        """Return the longest draft that the schedule allows now."""
+        """Return the longest draft that the schedule allows at the current load."""
         if not self._schedule:
             return self.most
         return min(self.most, next((draft_len for texts, draft_len in self._schedule if self._texts <= texts), 0))
 
     def choose(self) -> DraftLenChoice:
-        """Return the length of the next draft."""
+        """Return the draft length for a step that begins now."""
         limit = self.limit()
         with self._lock:
             load, now = self._texts.bit_length(), self._now()
@@ -97,7 +104,7 @@ class AdaptiveDraftLen:
             return DraftLenChoice(self._chosen(load, lengths, now), load, now)
 
     def note(self, choice: DraftLenChoice, tokens: int) -> None:
-        """Record the number of tokens of a step that began with `choice` and ends now."""
+        """Record that the step with `choice` ends now and produced `tokens` tokens."""
         now = self._now()
         with self._lock:
             measured = self._measured[choice.load, choice.draft_len]
@@ -111,7 +118,7 @@ class AdaptiveDraftLen:
         found = {length: self._measured.setdefault((load, length), _Measured()) for length in lengths}
         for length, measured in found.items():
             if measured.is_due(now):
-                measured.last = now  # only one request at a time measures a length again
+                measured.last = now  # so that only one request at a time measures a length again
                 return length
         preferred = self._preferred.get(load)
         best = max(lengths, key=lambda length: found[length].rate)

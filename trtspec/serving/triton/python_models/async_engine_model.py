@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of models with token ids as input and output whose engine runs asynchronously in the server's process.
+"""Base class of token-level Triton models whose engine runs asynchronously in the model's process.
 
 One asyncio loop in its own thread handles all requests and sends all responses, so two threads never send at once. Stop
-strings, incomplete characters and limits work as in the torch engine. The subclass provides the engine and converts
+strings, incomplete characters and limits work as in the torch engine. A subclass provides the engine and converts
 requests and counts.
 """
 
@@ -33,17 +33,20 @@ from trtspec.serving.triton.python_models.tensors import (
 )
 from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
 
-POLL_S = 0.1  # interval at which a waiting request checks whether its client is connected
+POLL_S = 0.1  # interval between checks for a disconnected client
 SHUTDOWN_S = 30
 
 T = TypeVar("T")
 
 
 class AsyncEngineModel:
-    """Base class of the models; Triton calls initialize, execute and finalize by name.
+    """Base class of the models; Triton calls `initialize`, `execute` and `finalize` by name.
 
-    A subclass defines its name, the file that decides how it drafts, its metrics, and the variables that must name the
-    GPUs before its engine is imported. It starts and stops its engine, whose requests run on `loop`, and generates.
+    Attributes:
+        NAME: name of the engine in error messages.
+        DECIDES: the file that determines how the engine drafts, for error messages.
+        METRICS: metrics that the engine can report.
+        GPU_VARIABLES: environment variables that must name the GPUs before the engine is imported.
     """
 
     NAME: ClassVar[str]
@@ -52,7 +55,7 @@ class AsyncEngineModel:
     GPU_VARIABLES: ClassVar[Sequence[str]] = ("CUDA_VISIBLE_DEVICES",)
 
     def start_engine(self, root: Path, version: int, settings: Settings) -> None:
-        """Start the engine of the model in `root`; called in the server's main thread after the loop has started."""
+        """Start the engine of the model in `root`; called in the process's main thread after the loop has started."""
         raise NotImplementedError
 
     def end_engine(self) -> None:
@@ -60,11 +63,14 @@ class AsyncEngineModel:
         raise NotImplementedError
 
     def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
-        """Yield updates as they arrive; the last one has a finish reason. Raises RequestCancelled."""
+        """Yield updates as the engine produces them; the last one has a finish reason.
+
+        Runs on the model's event loop. Raises RequestCancelled if `is_cancelled` returns True.
+        """
         raise NotImplementedError
 
     def check(self, asked: EngineRequest) -> None:
-        """Raise TrtspecError for a request that the engine does not support although it is within the limits."""
+        """Raise TrtspecError for a request that is within the limits but not supported by the engine."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
@@ -97,7 +103,7 @@ class AsyncEngineModel:
         self.shutdown.close()
 
     async def serve(self, request: Any) -> Any:
-        """Answer one request; return the response if the model is not decoupled."""
+        """Answer one request and return its response, which is None for a decoupled model."""
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         text = self.metrics.text()
         try:
@@ -122,7 +128,7 @@ class AsyncEngineModel:
         return responder.response
 
     def read(self, inputs: RequestTensors) -> EngineRequest:
-        """Parse the tensors of a request; raises TrtspecError for features that this engine does not support."""
+        """Parse the inputs of a request; raises TrtspecError for features that this engine does not support."""
         inputs.reject_undeclared(self.inputs, self.NAME)
         check_unsupported(inputs, self.NAME)
         if inputs.scalar("return_generation_logits", False):
@@ -137,7 +143,7 @@ class AsyncEngineModel:
 
 
 async def unless_cancelled(step: Awaitable[T], is_cancelled: Callable[[], bool], abort: Callable[[], None]) -> T:
-    """Wait for a step of the engine; abort the request and raise RequestCancelled if the client disconnects."""
+    """Await a step of the engine; if the client disconnects, call `abort` and raise RequestCancelled."""
     waiting = asyncio.ensure_future(step)
     while not (await asyncio.wait({waiting}, timeout=POLL_S))[0] and not is_cancelled():
         pass
@@ -149,7 +155,7 @@ async def unless_cancelled(step: Awaitable[T], is_cancelled: Callable[[], bool],
 
 
 def resolve_model_path(root: Path, model: str) -> str:
-    """Return a path relative to the model's directory as an absolute path; hub ids are returned unchanged."""
+    """Return a path that is relative to the model's directory as an absolute path, and a hub id unchanged."""
     return str((root / model).resolve()) if model.startswith(".") else model
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative decoding with models of a server: one drafts tokens and another verifies them, or one works alone.
+"""Speculative decoding across Triton models: one drafts tokens and another verifies them, or one works alone.
 
 A target that drafts itself, or does not draft, gets a single call per completion. For a target that verifies drafts,
 which is TensorRT-LLM's executor, this code relies on the following
@@ -17,14 +17,15 @@ layers/externalDraftTokensLayer.cpp@1d263f15, kernels/speculativeDecoding/extern
   from its whole distribution, so drafted tokens occur too often. Greedy output is exact, sampled output is not.
 * An end token is not returned, so a text that ends after an accepted token looks like one that continues.
 
-Therefore the draft of a sampled text always has logits: those that it was sampled from (with temperature only, because
-the tokens that another program keeps for a top_k or top_p cannot be reproduced exactly), or point-mass logits if it
-was chosen deterministically. Requests with drafts set no end token; `StopConditions` finds it in the output.
+Therefore the draft of a sampled text always has logits: those that it was sampled from, or point-mass logits if it was
+chosen deterministically. Drafts are sampled with temperature only, because the tokens that another program keeps for a
+top_k or top_p cannot be reproduced exactly. Requests with drafts set no end token; `StopConditions` finds it in the
+output.
 
-Every request of a completion has its own seed, and its draft another one, because an engine draws all random numbers of
-a request from the start of one stream.
+Every request of a completion has its own seed, and its draft another one, because an engine starts a new stream of
+random numbers for each request.
 
-`ServerModel` converts calls to tensors and tensors to answers; `kill_stopped` ends the process of a stopped model.
+`ServerModel` converts calls to tensors and tensors to answers.
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ from trtspec.serving.triton.python_models.grpc_client import (
 )
 from trtspec.serving.triton.python_models.tensors import NO_ID, Array, encode_token_lists
 
-ALONE_TOKENS = 32  # tokens of the target alone before drafting is tried again
+ALONE_TOKENS = 32  # tokens that the target generates alone before drafting is tried again
 ZERO_PROBABILITY_LOGIT = -1e9  # logit of zero probability; not every interface passes infinities
 
 
 class DraftFailed(TrtspecError):
-    """A draft model failed or timed out."""
+    """Raised if a draft model fails or times out."""
 
 
 @dataclass(frozen=True)
 class TokenDraft:
-    """Drafted tokens, and the logits [tokens, vocab] that they were sampled from, or None if they were chosen."""
+    """Drafted tokens; `logits` `[tokens, vocab]` is their sampling distribution, None if they were not sampled."""
 
     ids: Sequence[int] = ()
     logits: Array | None = None
@@ -73,12 +74,14 @@ class TokenDraft:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """One call of a model: to continue a text by `new_tokens`, or to verify a draft.
+    """One call of a model: to generate up to `new_tokens` tokens after `text`, or to verify `draft`.
 
-    With `streams`, tokens may arrive one by one if both models are decoupled. With `wants_counts`, the answers contain
-    the model's own draft counts. `stop_words` are sequences of ids that end a text. `lookahead` is the window, n-gram
-    and verification set size of a lookahead model, if not its default. `passed` are tensors [1, ...] that are passed on
-    unchanged, by name.
+    Attributes:
+        wants_counts: true to get the model's own draft counts in the answers.
+        streams: true if tokens may arrive one by one, which requires decoupled models.
+        stop_words: sequences of token ids that end the text.
+        lookahead: window, n-gram and verification set size of a lookahead model; empty for its defaults.
+        passed: further input tensors `[1, ...]`, by name.
     """
 
     text: Sequence[int]
@@ -96,7 +99,7 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """The next tokens and, if requested, their logits [tokens, vocab] and the model's own draft counts."""
+    """The next tokens of a call and, if requested, their logits `[tokens, vocab]` and the model's draft counts."""
 
     ids: list[int]
     logits: Array | None = None
@@ -109,10 +112,10 @@ ModelFn = Callable[[ModelCall], Iterable[ModelAnswer]]
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One text to continue; `endings` decide where it ends.
+    """A text to continue; `endings` are the conditions that end it.
 
-    `call` asks the target for the whole text. It is sent if nothing is drafted here (`draft_len` 0). Otherwise calls
-    with drafts replace it, with neither its stop conditions nor `lookahead` and `passed`.
+    `call` is the target's call for the whole completion, used if `draft_len` is 0. Otherwise it is replaced by calls
+    with drafts, which have neither its stop conditions nor its `lookahead` and `passed`.
     """
 
     call: ModelCall
@@ -122,7 +125,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """New tokens, how many were drafted and accepted for them, and at the end of the text its finish reason."""
+    """The new tokens of one step, with their draft counts; the last step has the finish reason."""
 
     ids: list[int]
     drafted: int = 0
@@ -131,17 +134,17 @@ class DecodeStep:
 
 
 class TokenDrafter(Protocol):
-    """Drafts for one text. A draft must depend only on the text and on the drafter's own seed."""
+    """A drafter for one text; a draft must depend only on the text and on the drafter's own seed."""
 
     def propose(self, text: Sequence[int], position: int, at_most: int) -> TokenDraft | None:
-        """Return at most `at_most` tokens that follow `text`, of which the last `position` are output.
+        """Return a draft of at most `at_most` tokens after `text`, whose last `position` tokens are generated.
 
         Return None to let the target continue alone, possibly for several tokens in one call.
         """
 
 
 class RemoteModelDrafter(TokenDrafter):
-    """Drafts with a smaller model of the server."""
+    """Drafts with a smaller model on the same server."""
 
     def __init__(
         self,
@@ -152,13 +155,13 @@ class RemoteModelDrafter(TokenDrafter):
         stop_below: float = 0.0,
         fast_logits: bool = False,
     ) -> None:
-        """Set how to draft.
+        """Set the draft model and its options.
 
         Args:
             model: the draft model.
             sampling: sampling options of the text.
             draws: sample with the text's temperature, if it has one, instead of choosing the most probable token.
-            stop_below: end the draft where the model assigns no token this probability.
+            stop_below: end the draft at the first position at which no token has this probability.
             fast_logits: the logits stay on the device, and the answer contains their location for the target; the draft
                 is sampled from them unmodified, at temperature 1.
         """
@@ -188,7 +191,7 @@ class RemoteModelDrafter(TokenDrafter):
 
 
 class LookupDrafter(TokenDrafter):
-    """Drafts the tokens that followed an earlier occurrence of the last tokens."""
+    """Drafts the tokens that followed an earlier occurrence of the text's last tokens (prompt lookup)."""
 
     def __init__(self, index: SuffixIndex, min_match: int) -> None:
         self._index = index
@@ -212,14 +215,15 @@ class FallbackDrafter(TokenDrafter):
         *,
         by_speed: bool = True,
     ) -> None:
-        """Set the policies.
+        """Set the drafter and the conditions for using it.
 
         Args:
             drafter: raises TrtspecError if it cannot draft for this text, DraftFailed if it fails.
             breaker: circuit breaker of the draft model, shared by all texts.
             lengths: chooses the draft length; without it, the requested length is used.
-            on_fallback: called whenever the target continues alone although drafting was wanted, with the reason and
-                the error: "refused" by the draft model, "failed", or "open" (circuit breaker open, no error).
+            on_fallback: called with a reason and an error whenever the target continues alone although drafting was
+                requested. Reasons are "refused" (by the draft model), "failed" and "open" (circuit breaker open, no
+                error).
             by_speed: choose lengths by measured speed; otherwise follow only the schedule of `lengths`.
         """
         self._drafter, self._breaker, self._lengths, self._on_fallback = drafter, breaker, lengths, on_fallback
@@ -268,14 +272,14 @@ class FallbackDrafter(TokenDrafter):
 def generate(
     job: GenerationRequest, target: ModelFn, drafter: TokenDrafter | None, vocab_size: int = 0
 ) -> Generator[DecodeStep, None, None]:
-    """Yield the steps of a text; the last one has the finish reason.
+    """Yield the decoding steps of a text; the last one has the finish reason.
 
     Args:
         job: the text to continue.
         target: the target model.
         drafter: the drafter, or None if the job's `draft_len` is 0.
-        vocab_size: size of the target's logits including padding, for the point mass of a chosen token; 0 for a target
-            that verifies tokens without logits exactly.
+        vocab_size: size of the target's logits including padding, for point-mass logits; 0 for a target that verifies
+            tokens without logits exactly.
     """
     output: list[int] = []
     while True:
@@ -306,10 +310,10 @@ def generate(
 def _call(
     job: GenerationRequest, text: Sequence[int], remaining: int, draft: TokenDraft | None, vocab_size: int
 ) -> ModelCall:
-    """Return the call of the target for the tokens after `text`, of which `remaining` are wanted.
+    """Return the target's next call, for tokens after `text`; at most `remaining` tokens are needed.
 
-    It asks for the whole text if nothing is drafted, for a piece of it while drafting is suspended, for the
-    verification of a draft, or for one token if the draft is empty.
+    The call requests all remaining tokens if nothing is drafted, and up to ALONE_TOKENS if `draft` is None. Otherwise
+    it verifies the draft, or requests one token if the draft is empty.
     """
     whole = job.call
     if job.draft_len == 0:
@@ -338,9 +342,10 @@ def _accepted(draft: Sequence[int], given: Sequence[int]) -> int:
 
 
 def _sure_len(logits: Array, stop_below: float) -> int:
-    """Return the number of tokens before the first position at which no token is probable enough.
+    """Return the number of leading positions at which some token has at least the probability `stop_below`.
 
-    The criterion is the draft's distribution, not the sampled token, which would bias the text.
+    `logits` has the shape `[tokens, vocab]`. The criterion is the draft's distribution, not the sampled token, which
+    would bias the text.
     """
     rows = logits.astype(np.float64)
     best = 1.0 / np.exp(rows - rows.max(-1, keepdims=True)).sum(-1)
@@ -354,10 +359,10 @@ STATE, PARENT = 0, 1  # fields of /proc/PID/stat after the process name
 
 
 def kill_stopped(model: str) -> list[int]:
-    """Kill the stopped processes of a model and return their ids.
+    """Kill the stopped stub processes of a model and return their process ids.
 
-    tritonserver aborts if it waits some seconds for a lock held by a stopped process; of a dead process it only reports
-    that the model is not healthy.
+    tritonserver aborts if it waits some seconds for a lock held by a stopped process. After the process has died, it
+    only reports that the model is not healthy.
     """
     ended = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -377,7 +382,7 @@ LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_v
 
 
 class ServerModel:
-    """A model with the tensors of NVIDIA's tensorrt_llm; all calls of one completion share a line."""
+    """A model with the tensors of NVIDIA's `tensorrt_llm`; all calls of one completion share a gRPC stream."""
 
     def __init__(self, line: ReconnectingStream, name: str, timeout_s: float = LONGEST_TEXT_S) -> None:
         self._line = line
@@ -385,11 +390,11 @@ class ServerModel:
         self._timeout_s = timeout_s
 
     def __call__(self, call: ModelCall) -> Iterator[ModelAnswer]:
-        """Yield the model's answers; raises ModelError with its message if it fails or times out.
+        """Send a call and yield the model's answers; raises ModelError if the model fails or times out.
 
-        A caller that stops early must close the line.
+        A caller that stops early must close the stream.
         """
-        counted = [0, 0]  # a model counts from the start of a request, an answer from the previous one
+        counted = [0, 0]  # a model's counts are totals of a request; an answer has the differences
         try:
             for response in self._line.ask(self._request(call), self._timeout_s):
                 outputs = output_arrays(response.infer_response)
@@ -419,7 +424,7 @@ class ServerModel:
 
 
 def tensors(call: ModelCall) -> list[tuple[str, Array]]:
-    """Return the tensors of a call, with a batch dimension of 1.
+    """Return the input tensors of a call, with a batch dimension of 1.
 
     All sampling tensors are included, because the executor's defaults differ from trtspec's.
     """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The BLS model, from text to text: a draft model or a lookup drafts and a target verifies, or one model works alone.
+"""The `tensorrt_llm_bls` model: text in, text out, by speculative decoding with other models of the server.
 
-Each request has its own thread, which waits for the models; the models batch the calls of all threads.
+A draft model or a prompt lookup drafts, and a target verifies; otherwise, the target works alone. Each
+request has its own thread, which waits for the models. The models batch the calls of all threads.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ UNSERVED = NEUTRAL_FIELDS | {name: NEUTRAL_SCORING[name] for name in NEUTRAL_SCO
 
 
 class TritonPythonModel(ThreadedModel):
-    """Triton calls initialize, execute and finalize by name."""
+    """The `tensorrt_llm_bls` model; Triton calls `initialize`, `execute` and `finalize` by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
@@ -94,7 +95,7 @@ class TritonPythonModel(ThreadedModel):
         self.max_top_k = int(settings.parameter("max_top_k") or 0)
         self.lookahead = tuple(int(size) for name in LOOKAHEAD_SIZES if (size := settings.parameter(name)))
         self.accumulates = settings.flag("accumulate_tokens")
-        # an engine that drafts itself reports only its counts
+        # an engine that drafts by itself reports only token counts
         own_steps = (*known.OF_STEPS, *known.OF_POSITIONS) if self.method != "none" else ()
         families = (*METRICS, *own_steps, *(known.OF_FALLBACKS if self.draft_model else ()))
         self.metrics = EngineMetrics(pb_utils, args, families)
@@ -109,7 +110,7 @@ class TritonPythonModel(ThreadedModel):
         return partial(self.answer, inputs, responder, self.metrics.text())
 
     def answer(self, inputs: HeldTensors, responder: Responder, text: RequestMetrics) -> None:
-        """Answer one request; any error becomes the error of this request."""
+        """Answer one request; errors are sent as its response."""
         try:
             with inputs.naming():
                 self.refuse(inputs)
@@ -144,7 +145,7 @@ class TritonPythonModel(ThreadedModel):
             responder.send_failure(error)
 
     def steps(self, job: GenerationRequest, line: ReconnectingStream, inputs: HeldTensors) -> Generator[DecodeStep]:
-        """Return the steps of one completion.
+        """Return a generator of the decoding steps of one completion.
 
         Draft lengths are chosen by measured speed, unless the request sets num_draft_tokens. A sampled request with a
         seed follows the schedule only, because its random numbers depend on the steps and it must be reproducible.
@@ -158,7 +159,7 @@ class TritonPythonModel(ThreadedModel):
         return generate(job, ServerModel(line, self.target), drafter, self.vocab_size)
 
     def note_fallback(self, reason: str, error: TrtspecError | None) -> None:
-        """Count that the target continues without the draft; log the reason, except while the breaker is open."""
+        """Count that the target continues without the draft, by reason, and log the error, if any."""
         self.metrics.fallback(reason)
         if error:
             pb_utils.Logger.log_warn(f"continuing without the draft: {error}")
@@ -169,7 +170,7 @@ class TritonPythonModel(ThreadedModel):
         pb_utils.Logger.log_warn(f"{self.draft_model} {what}")
 
     def refuse(self, inputs: RequestTensors) -> None:
-        """Raise TrtspecError for the first unsupported input."""
+        """Raise TrtspecError for the first input of a request that this model does not support."""
         inputs.reject_undeclared(self.inputs, NAME)
         require_neutral(UNSERVED, inputs, NAME)
         check_unsupported_inputs(inputs, self.inputs, NAME)
@@ -213,7 +214,7 @@ class TritonPythonModel(ThreadedModel):
             max_tokens,
             SamplingOptions(**read_sampling(inputs)),
             end_ids[0] if end_ids else NO_ID,
-            streams=self.decoupled,  # stop strings and disconnections then end it immediately
+            streams=self.decoupled,  # so that stop strings and disconnections end it immediately
             stop_words=[*([token] for token in end_ids[1:]), *stop_sequences(self.reader.pieces, stop)],
             lookahead=self.read_lookahead(inputs),
             passed=passed,
@@ -227,7 +228,7 @@ class TritonPythonModel(ThreadedModel):
         return request_end_ids(self.tokenizer, asked, is_nvidia=self.is_nvidia)
 
     def min_tokens(self, inputs: RequestTensors) -> int:
-        """Return the minimum number of tokens; 0 if no end id has a logit that could be masked.
+        """Return the minimum number of new tokens; 0 if no end id has a logit that could be masked.
 
         Benchmark clients send min_tokens with an end id beyond the vocabulary so that nothing ends a completion.
         """
@@ -239,7 +240,7 @@ class TritonPythonModel(ThreadedModel):
     def edits(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
         """Return the tensors of a request that change the target's logits.
 
-        With edits the target works without a draft, because TensorRT-LLM's executor does not count a draft's own tokens
+        With such edits, the target works without a draft: TensorRT-LLM's executor does not count a draft's own tokens
         when it verifies the next ones.
         """
         least = self.min_tokens(inputs)
@@ -251,7 +252,7 @@ class TritonPythonModel(ThreadedModel):
         return found if bias is None else [*found, ("embedding_bias", bias[None])]
 
     def read_lookahead(self, inputs: RequestTensors) -> tuple[int, ...]:
-        """Return the lookahead sizes of a request: all three, or none for most requests.
+        """Return a request's lookahead sizes (window, n-gram, verification set), or () if it sets none.
 
         Sizes above the limits are rejected here, because the executor detects them only during a step that other
         requests share (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11).
@@ -284,7 +285,7 @@ class TritonPythonModel(ThreadedModel):
 
 
 def with_draft_failures(model: ServerModel, name: str) -> ModelFn:
-    """Wrap a draft model so that its general failures raise DraftFailed, unlike errors of a single request."""
+    """Wrap a draft model so that its failures raise DraftFailed, except for errors of a single request."""
 
     def ask(call: ModelCall) -> list[ModelAnswer]:
         try:
@@ -300,12 +301,12 @@ def with_draft_failures(model: ServerModel, name: str) -> ModelFn:
 
 
 def is_client_error(error: Exception) -> bool:
-    """Return whether an error was caused by the request, so that its client can fix it."""
+    """Return True if the request caused the error, so that its client can fix it."""
     return error.status in CLIENT_ERRORS if isinstance(error, ModelError) else isinstance(error, TrtspecError)
 
 
 class Transcript:
-    """The visible text of a completion and its counts."""
+    """Accumulates the text and the counts of a completion."""
 
     def __init__(self, stream: TextStream, job: GenerationRequest, *, shows_prompt: bool, accumulates: bool) -> None:
         self.stats = Stats(len(job.call.text))
@@ -314,8 +315,8 @@ class Transcript:
         self._text, self._shown = "", 0  # unsent text and its number of tokens
 
     def add(self, step: DecodeStep) -> bool:
-        """Add a step and return whether there is new text to send."""
-        own = self._drafts and bool(step.ids)  # each step is then one of the target
+        """Add a step; return True if there is new text to send."""
+        own = self._drafts and bool(step.ids)  # each such step is one step of the target
         counts = Stats(0, len(step.ids), step.drafted, step.accepted, int(own), (1,) * step.accepted if own else ())
         self.stats += counts
         text, shown = self._stream.add([*self._unshown, *step.ids], last=step.finish_reason is not None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `ensemble` model, from text to text, which calls one token-level model over the server's own gRPC port.
+"""The `ensemble` model: text in, text out, by a token-level model that it calls over the server's own gRPC port.
 
 It replaces a Triton ensemble of preprocessing, that model and postprocessing. Triton does not cancel a running step of
 an ensemble; this model cancels the inner request when the client disconnects.
@@ -59,7 +59,7 @@ TEXT = "text_output"
 
 
 class TritonPythonModel(ThreadedModel):
-    """Triton calls initialize, execute and finalize by name."""
+    """The `ensemble` model; Triton calls `initialize`, `execute` and `finalize` by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
@@ -76,7 +76,7 @@ class TritonPythonModel(ThreadedModel):
         return partial(self.answer, inputs, responder)
 
     def answer(self, inputs: HeldTensors, responder: Responder) -> None:
-        """Answer one request; any error becomes the error of this request."""
+        """Answer one request; errors are sent as its response."""
         try:
             with (
                 inputs.naming(TEXT_NAMES),
@@ -100,7 +100,7 @@ class TritonPythonModel(ThreadedModel):
         return infer_request(self.model, [*self.read(inputs), *passed_on(inputs)], outputs)
 
     def read(self, inputs: HeldTensors) -> list[tuple[str, Array]]:
-        """Return the tensors that result from tokenizing the request's text fields."""
+        """Tokenize a request's text fields and return the resulting input tensors of the token-level model."""
         inputs.reject_undeclared(self.inputs, "this model")
         check_unsupported_inputs(inputs, self.inputs, "this model")
         prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
@@ -120,7 +120,7 @@ class TritonPythonModel(ThreadedModel):
         ]
 
     def tensors(self, response: Any) -> list[tuple[str, Array]]:
-        """Return the output tensors of one response, whose ids are decoded."""
+        """Return the output tensors of one response, with the token ids decoded to text."""
         outputs = output_arrays(response)
         rows = zip(outputs.pop(IDS)[0].tolist(), outputs[LENGTH].reshape(-1).tolist(), strict=True)
         continues = bool(outputs.pop(CONTINUES).item())

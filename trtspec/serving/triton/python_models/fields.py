@@ -2,7 +2,7 @@
 """Names of request fields: current and older names, unsupported ones, and suggestions for misspelled ones.
 
 Triton turns each key of `generate` that is not an input into a parameter of the request, and NVIDIA's models ignore
-parameters, so a misspelled `temperature` would silently do nothing. Facts of NVIDIA's models of v0.5.0 to
+parameters, so a misspelled `temperature` would be ignored silently. The names are from NVIDIA's models v0.5.0 to
 v0.17.0 (triton-inference-server/tensorrtllm_backend:all_models/inflight_batcher_llm), and of clients:
 `async_request_trt_llm` (vllm-project/vllm:vllm/benchmarks, sgl-project/sglang:python/sglang/bench_serving.py) sends
 `accumulate_tokens` and `min_length`, genai-perf (triton-inference-server/perf_analyzer) `min_length` and `model`.
@@ -30,7 +30,7 @@ OLDER_NAMES: dict[str, tuple[str, Kind]] = {
     "min_tokens": ("min_length", np.int32),
     "return_perf_metrics": ("return_kv_cache_reuse_stats", np.bool_),
 }
-# Names of the same field in text-level models and in token-level models.
+# Names of fields in text-level models, mapped to the names in token-level models.
 TOKEN_NAMES = {
     "max_tokens": "request_output_len",
     "top_k": "runtime_top_k",
@@ -41,7 +41,7 @@ TOKEN_NAMES = {
     "bad_words": "bad_words_list",
 }
 TEXT_NAMES = {inner: outer for outer, inner in TOKEN_NAMES.items()}
-# Names of other APIs, and the equivalent here.
+# Names used by other APIs, mapped to the names of these models.
 FOREIGN_NAMES = {
     "output_len": "max_tokens",
     "max_new_tokens": "max_tokens",
@@ -92,7 +92,7 @@ def request_parameters(request: Any) -> dict[str, Any]:
 
 
 def check_field_names(parameters: Mapping[str, Any], declared: Collection[str], engine: str) -> None:
-    """Raise TrtspecError for the first unknown parameter, with the closest of the `declared` inputs as a hint."""
+    """Raise TrtspecError for the first unknown parameter, with the closest `declared` input as a hint."""
     older = {name for name, _ in OLDER_NAMES.values()}
     for name, value in parameters.items():
         if name in older or name in TRITON or name.startswith(TRITON_PREFIX):
@@ -107,7 +107,7 @@ def check_field_names(parameters: Mapping[str, Any], declared: Collection[str], 
 
 
 def parameter_array(name: str, value: Any, kind: Kind) -> Any:
-    """Return a parameter's value as the array [1, 1] of the input of this name; raises TrtspecError if invalid."""
+    """Return a request parameter as an input array `[1, 1]` of type `kind`; raises TrtspecError if invalid."""
     if kind is np.bool_:
         if isinstance(value, bool):
             return np.array([[value]])
@@ -120,7 +120,7 @@ def parameter_array(name: str, value: Any, kind: Kind) -> Any:
 
 
 def rename_fields(message: str, names: Mapping[str, str]) -> str:
-    """Return a message with field names replaced where they occur as whole words."""
+    """Return a message in which field names are replaced where they occur as whole words."""
     if not names:
         return message
     pattern = rf"(?<![\w.\"])({'|'.join(map(re.escape, names))})(?!\w)"
@@ -128,7 +128,7 @@ def rename_fields(message: str, names: Mapping[str, str]) -> str:
 
 
 def json_preview(value: Any) -> str:
-    """Return a value as JSON, truncated; reads only the start of a large value."""
+    """Return a value as JSON, truncated to MAX_SHOWN characters; reads only the start of a large value."""
     text = ""
     for part in ENCODER.iterencode(value[:MAX_SHOWN] if isinstance(value, str) else value):
         text += part[:MAX_SHOWN]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gRPC client for the server that a Python model runs in, and the errors of its other models.
+"""A gRPC client with which a Python model calls other models of the same server, and their errors.
 
 Requests use the server's gRPC port instead of the Python backend's `exec` and `async_exec`, which create numpy arrays
 from responses without holding Python's lock (infer_request.cc, InferRequest::Exec, and pb_stub.cc,
@@ -8,8 +8,8 @@ model with several threads eventually crashes. A gRPC request can also be cancel
 
 A stream carries only an error's message. Triton would end a stream with a status if its metadata sets
 `triton_grpc_error`, but before 2.68 the responses after that access freed memory and crash the server
-(triton-inference-server/server#8708). The code is therefore derived from the message; unknown messages count as errors
-of the request.
+(triton-inference-server/server#8708). The status code is therefore derived from the message; unknown messages count as
+errors of the request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trtspec.serving.triton.python_models.interruptions import Registration
 from trtspec.serving.triton.python_models.responses import REFUSED, SHUTTING_DOWN
 from trtspec.serving.triton.python_models.tensors import Array
 
-# Triton's codes by gRPC's; all others are internal errors.
+# Triton's error codes by gRPC's; all others are internal errors.
 STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: REFUSED,
     grpc.StatusCode.NOT_FOUND: "NOT_FOUND",
@@ -43,7 +43,7 @@ STATUSES = {
     grpc.StatusCode.ALREADY_EXISTS: "ALREADY_EXISTS",
     grpc.StatusCode.CANCELLED: "CANCELLED",
 }
-# Message parts of Triton's core, its Python backend, TensorRT-LLM's backend, and our own models.
+# Parts of messages of Triton's core, its Python backend, TensorRT-LLM's backend, and trtspec's models.
 STATUS_BY_MESSAGE = {
     "maximum queue size": "UNAVAILABLE",
     Overloaded.WORDS: "UNAVAILABLE",
@@ -63,7 +63,7 @@ STATUS_BY_MESSAGE = {
 
 
 def infer_request(model: str, inputs: Iterable[tuple[str, Array]], outputs: Iterable[str]) -> Any:
-    """Return a ModelInferRequest; an array of objects contains bytes."""
+    """Return a ModelInferRequest; an array of dtype object must contain bytes."""
     request = service_pb2.ModelInferRequest(model_name=model)
     for name, array in inputs:
         request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
@@ -75,7 +75,7 @@ def infer_request(model: str, inputs: Iterable[tuple[str, Array]], outputs: Iter
 
 
 def output_arrays(response: Any) -> dict[str, Array]:
-    """Return the tensors of numbers in a ModelInferResponse."""
+    """Return the tensors in a ModelInferResponse by name; they must be numeric."""
     return {
         output.name: np.frombuffer(raw, triton_to_np_dtype(output.datatype)).reshape(output.shape)
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
@@ -83,7 +83,7 @@ def output_arrays(response: Any) -> dict[str, Array]:
 
 
 class ModelError(TrtspecError):
-    """An error response of another model; `status` is Triton's error code, by default that of the message."""
+    """An error of another model; `status` is Triton's error code, by default derived from the message."""
 
     def __init__(self, message: str, status: str | None = None, *, where: str | None = None) -> None:
         super().__init__(message, where=where)
@@ -91,7 +91,7 @@ class ModelError(TrtspecError):
 
 
 def status_from_message(message: str) -> str:
-    """Return Triton's code of an error message."""
+    """Return Triton's error code for an error message; an unknown message is an invalid request."""
     return next((status for words, status in STATUS_BY_MESSAGE.items() if words in message), REFUSED)
 
 
@@ -100,9 +100,9 @@ def error_from_rpc(error: grpc.RpcError) -> ModelError:
 
 
 TRUE = ("true", "1")
-# A response then has a flag for the last one, and the last may come without tensors.
+# With the first parameter, responses have the second as a flag, and the last one may lack tensors.
 ASKS_FOR_LAST, IS_LAST = "triton_enable_empty_final_response", "triton_final_response"
-LONGEST_TEXT_S = 3600.0  # a model whose process died never responds
+LONGEST_TEXT_S = 3600.0  # timeout, because a model whose process died never responds
 NO_LIMIT = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]  # logits are large
 OPTIONS = [
     *NO_LIMIT,
@@ -112,13 +112,13 @@ METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 def is_last(response: Any) -> bool:
-    """Return whether a response is the last of its request; an error from before the model lacks the parameter."""
+    """Return True if a response is the last one of its request; an error without the flag is the last, too."""
     parameters = response.infer_response.parameters
     return parameters[IS_LAST].bool_param if IS_LAST in parameters else bool(response.error_message)
 
 
 def local_grpc_address(argv: Sequence[str]) -> str:
-    """Return the gRPC address on this machine of the server that was started with `argv`.
+    """Return the gRPC address, on this machine, of the tritonserver that was started with `argv`.
 
     Raises:
         TrtspecError: if gRPC is disabled or requires a certificate.
@@ -134,12 +134,12 @@ def local_grpc_address(argv: Sequence[str]) -> str:
 
 
 class LocalServerClient:
-    """The server at an address; thread-safe."""
+    """A gRPC client for the server at an address on this machine; thread-safe."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address, OPTIONS)
         self._open = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer
-        # declared as a stream of one request, so that nothing waits for a second
+        # declared as unary-stream, so that nothing waits for a second request
         self._ask = self._channel.unary_stream(
             METHOD,
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
@@ -151,7 +151,7 @@ class LocalServerClient:
         return RequestStream(self._open)
 
     def ask(self, request: Any) -> ResponseStream:
-        """Return the responses to one request on its own stream; close it as well."""
+        """Send one request on its own stream and return the responses; close them when done."""
         request.parameters[ASKS_FOR_LAST].bool_param = True
         return ResponseStream(self._ask(request, timeout=LONGEST_TEXT_S))
 
@@ -164,7 +164,7 @@ class ResponseStream:
         self._responses = responses
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
-        """Yield each response and whether it is the last; raises ModelError if the model returns an error."""
+        """Yield `(response, is_last)` pairs; raises ModelError if the model returns an error or the stream fails."""
         ended, refused = False, None
         try:
             # Read to the end of the stream: if cancelled after its last response, the server may keep the request.
@@ -187,9 +187,9 @@ class ResponseStream:
 
 
 class RequestStream:
-    """A stream of requests, each sent after the last response to the previous one.
+    """A gRPC stream of requests, each sent after the last response to the previous one.
 
-    Opening a stream takes as long as all other work for a small request.
+    The stream is reused, because opening one takes as long as all other work for a small request.
     """
 
     def __init__(self, open_stream: Callable[..., Any]) -> None:
@@ -199,7 +199,7 @@ class RequestStream:
         self._waits = False  # True until the last response to a request
 
     def ask(self, request: Any) -> Iterator[Any]:
-        """Yield the responses to a ModelInferRequest; raises ModelError if one is an error or missing."""
+        """Send a ModelInferRequest and yield its responses; raises ModelError if one is an error or missing."""
         request.parameters[ASKS_FOR_LAST].bool_param = True
         self._waits = True
         self._requests.put(request)
@@ -216,9 +216,10 @@ class RequestStream:
         raise ModelError("the server closed the stream before the last response", "UNAVAILABLE")
 
     def close(self) -> None:
-        """Close the stream from the thread that uses it, because responses are read here; other threads call `cancel`.
+        """Close the stream from the thread that reads its responses; other threads call `cancel`.
 
-        Without an open request, the server ends the stream by itself: a stream cancelled then may stay open.
+        An open request is cancelled. Otherwise the server ends the stream, because a stream that is cancelled without
+        an open request may stay open.
         """
         if self._waits:
             self.cancel()
@@ -235,7 +236,7 @@ class RequestStream:
 
 
 class ReconnectingStream:
-    """The connection of one completion's calls: a stream that is reopened after a failure or timeout."""
+    """The stream for the calls of one completion, which is reopened after a failure or timeout."""
 
     def __init__(
         self, server: LocalServerClient, watch: Callable[[Callable[[], bool], Callable[[], None]], Registration]
@@ -246,7 +247,7 @@ class ReconnectingStream:
         self._lock = threading.Lock()
 
     def ask(self, request: Any, timeout_s: float = LONGEST_TEXT_S) -> Iterator[Any]:
-        """Yield the responses to a request; raises ModelError for an error or if the last is late."""
+        """Send a request and yield its responses; raises ModelError for an error or after `timeout_s` seconds."""
         stream, deadline = self._opened(), time.monotonic() + timeout_s
         watch = self._watch(lambda: time.monotonic() > deadline, stream.cancel) if timeout_s < LONGEST_TEXT_S else None
         try:
@@ -292,6 +293,6 @@ class ReconnectingStream:
 
 
 def local_server_client() -> LocalServerClient:
-    """Return a client for the server of this process."""
+    """Return a client for the tritonserver that started this process."""
     argv = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
     return LocalServerClient(local_grpc_address(argv))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that end early: their client disconnects, or their server stops.
+"""Detection of requests that must end early because the client disconnects or the server shuts down.
 
 Triton stops reading a connection while it produces the single response of `generate`, so it does not notice when the
 connection closes (libevhtp pauses the request; tritonserver 2.51 and 2.73). It does notice for gRPC, and for
 `generate_stream` because writing fails. `generate` also ignores header forwarding, but unknown keys of its JSON object
 become parameters of the request. Therefore the proxy adds a random token to the object, and creates a file of that name
-when the client disconnects. The model checks for the file while it generates, in one thread for all requests: the
-thread of a request waits for the next token, which may take long or never arrive.
+when the client disconnects. One thread of the model checks for these files for all requests. The thread of a request
+cannot do so, because it waits for the next token, which may never arrive.
 
-Triton lets open requests finish and then exits, without notifying a Python model of either. The process that stops a
+At shutdown, Triton lets open requests finish and then exits, without notifying a Python model. The process that stops a
 server therefore creates a file next to the repository shortly before, and each model then answers its open requests
 with an error.
 """
@@ -33,7 +33,7 @@ OBJECT = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*(\}?)")
 
 
 def add_client_token(body: bytes) -> tuple[str, bytes]:
-    """Return a new token and the body of a `generate` request with the token added.
+    """Return a new random token and the body of a `generate` request with the token added.
 
     A body that is not a JSON object is returned unchanged, for Triton to reject.
     """
@@ -51,20 +51,20 @@ def mark_disconnected(directory: Path, token: str) -> None:
 
 
 def clear_disconnected(directory: Path, token: str) -> None:
-    """Remove the record, once Triton has finished the request or the wait for it has timed out."""
+    """Remove the record of a disconnected client, after its request has ended or the wait has timed out."""
     with suppress(FileNotFoundError):
         (directory / token).unlink()
 
 
 def has_disconnected(directory: str, token: object) -> bool:
-    """Return whether the client of a token has disconnected; False for a request without a token."""
+    """Return True if the client of a token has disconnected; False for a request without a valid token."""
     return bool(directory and isinstance(token, str) and TOKEN.fullmatch(token)) and os.path.exists(
         f"{directory}/{token}"
     )
 
 
 class PollingThread:
-    """A thread that calls `poll` every `period_s` until it is closed."""
+    """A daemon thread that calls `poll` every `period_s` seconds until it is closed."""
 
     def __init__(self, name: str, period_s: float) -> None:
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class Registration:
         self.has_left = False
 
     def poll(self) -> None:
-        """Call `on_left` once if the client has disconnected."""
+        """Call `on_left` if the client has disconnected, at most once."""
         with self._lock:
             if self._callbacks is None or self.has_left:
                 return
@@ -102,10 +102,10 @@ class Registration:
             on_left()
 
     def close(self) -> None:
-        """Stop watching; call it before the last response, after which the server no longer knows the request.
+        """Stop watching the request; call it before its last response, because Triton must not be queried later.
 
-        This also drops the references to the request, which refers to its watch, because a reference cycle would stay
-        until a garbage collection.
+        Closing drops the references to the request. They would form a reference cycle, which only a garbage collection
+        frees.
         """
         with self._lock:
             self._callbacks = None
@@ -113,14 +113,14 @@ class Registration:
 
 
 class CancellationWatcher(PollingThread):
-    """Watches requests until each is closed."""
+    """Polls open requests for disconnected clients until each registration is closed."""
 
     def __init__(self) -> None:
         self._watched: set[Registration] = set()
         super().__init__("departures", DISCONNECT_POLL_S)
 
     def watch(self, is_cancelled: Callable[[], bool], on_left: Callable[[], None]) -> Registration:
-        """Watch one request; `on_left` is called from another thread."""
+        """Watch one request; the polling thread calls `on_left` if `is_cancelled` returns True."""
         watch = Registration(is_cancelled, on_left, self._forget)
         with self._lock:
             self._watched.add(watch)
@@ -142,15 +142,15 @@ class CancellationWatcher(PollingThread):
 
 
 def ending_file(repository: Path) -> Path:
-    """Return the file that marks the end of the drain of a repository's server."""
+    """Return the path of the file that makes the models of a repository's server end their open requests."""
     return repository.parent / ENDING_FILE
 
 
 class DrainWatcher(PollingThread):
-    """Calls `end` of each open request once when the file appears."""
+    """Calls the `end` callback of each open request when the server's ending file appears."""
 
     def __init__(self, model: str) -> None:
-        """Watch the server of the model in the directory `model`."""
+        """Watch the ending file of the server whose model is in the directory `model`."""
         self._file = ending_file(Path(model).parent)
         self._open: dict[object, Callable[[], None]] = {}
         super().__init__("shutdown", DRAIN_POLL_S)

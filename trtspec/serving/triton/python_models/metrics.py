@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of served models: their families, the counts of each request, and their report to Triton's /metrics.
+"""The metrics of served models: their definitions, the counts of each request, and their report to Triton's /metrics.
 
 A call of Triton's metrics API takes 25 µs, and concurrent calls from two threads crash tritonserver 2.51
 (benchmarks/experiments/log.md). Each request therefore keeps only its latest counts, and one thread of the model adds
@@ -24,7 +24,7 @@ from trtspec.engine.generation.request import Stats, Update
 Kind = Literal["counter", "gauge", "histogram"]
 REPORTS: dict[Kind, str] = {"counter": "increment", "gauge": "set", "histogram": "observe"}  # methods of Triton's API
 
-# Bucket bounds in seconds, from the time of a step to the patience of a user.
+# Bucket bounds in seconds, from the time of one step to the longest wait of a user.
 WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TOKEN_TIMES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 TEXT_TIMES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -35,9 +35,10 @@ FINISH_REASONS = ("length", "end_id", "stop", "cancelled", "refused", "error")
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """One metric; it has the labels `model` and `method`, and optionally one more, `label`.
+    """The definition of a metric with the labels `model` and `method`, and optionally one more, `label`.
 
-    `known` are values of that label whose counters start at 0; the first increment of any other is invisible to rates.
+    `known` are values of that label whose counters start at 0. The first increment of any other value is invisible to
+    Prometheus's `rate`.
     """
 
     name: str
@@ -98,7 +99,7 @@ FALLBACKS = MetricSpec(
 )
 BREAKER = MetricSpec("trtspec_breaker_open", "gauge", "0 or 1", "Whether the draft is disabled because it failed")
 
-# Metrics by what an engine reports.
+# Metrics grouped by the data that an engine must report.
 OF_TEXTS = (REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TTFT, TPOT, DURATION, RUNNING)
 OF_QUEUE = (QUEUE, WAITING)
 OF_DRAFTS = (DRAFTED, ACCEPTED)
@@ -122,11 +123,11 @@ class RequestMetrics:
         self.reason: str | None = None
 
     def handed_over(self) -> None:
-        """Record that the engine has the request; it may report the queueing time later."""
+        """Record that the engine has the request; the engine may report the queueing time later."""
         self.has_started = True
 
     def started(self, queue_s: float | None = None) -> None:
-        """Record that the engine accepted the request, after `queue_s` seconds or now."""
+        """Record that the engine accepted the request, after `queue_s` seconds or, if None, now."""
         self.has_started = True
         if not self._has_waited:
             self._has_waited = True
@@ -142,17 +143,14 @@ class RequestMetrics:
             self.progressed(update.stats)
 
     def progressed(self, counts: Stats) -> None:
-        """Record the counts so far; the first with a token determine the time to first token."""
+        """Record the counts so far; the first call with a token determines the time to first token."""
         self._counts = counts
         if not self._first_tokens and counts.new_tokens:
             self._first_at, self._first_tokens = time.monotonic(), counts.new_tokens
             self.times.append((TTFT, self._first_at - self._arrived))
 
     def ended(self, reason: str, counts: Stats | None = None) -> None:
-        """Record the finish reason and the final counts.
-
-        A response in one piece does not reveal the time to first token.
-        """
+        """Record the finish reason and final counts; one response for all tokens gives no time to first token."""
         if self.reason is not None:
             return
         now = time.monotonic()
@@ -168,11 +166,11 @@ class RequestMetrics:
         self._on_end(self)
 
     def failed(self, error: Exception) -> None:
-        """Record an error: "refused" if the engine had not accepted the request yet."""
+        """Record an error; its reason is "refused" if the request was invalid and not yet started, else "error"."""
         self.ended("refused" if isinstance(error, TrtspecError) and not self.has_started else "error")
 
     def add_news(self, sums: Counter[tuple[MetricSpec, str]]) -> None:
-        """Add the counts since the previous call."""
+        """Add the changes of all counts since the previous call to `sums`."""
         now, before = self._counts, self._published
         self._published = now
         sums[PROMPT_TOKENS, ""] += now.prompt_tokens - before.prompt_tokens
@@ -190,11 +188,11 @@ Occupancy = Callable[[], tuple[int, int]]
 
 
 class EngineMetrics:
-    """The metrics of one model; `families` are those that its engine can report.
+    """The metrics of one model; `families` are the metrics that its engine can report.
 
-    `occupancy` returns the numbers of running and waiting requests, if the engine knows them better. `slots` is the
-    most requests that an engine runs at once, if it accepts more and does not report which of them wait. If Triton does
-    not accept metrics, the model serves without them and logs that once.
+    `occupancy` returns the numbers of running and waiting requests; by default they are derived from the open requests.
+    `slots` is the maximum number of requests that the engine runs at once, for an engine that accepts more and does not
+    report which of them wait. If Triton does not accept metrics, the model logs that once and serves without them.
     """
 
     def __init__(
@@ -232,7 +230,7 @@ class EngineMetrics:
         return text
 
     def fallback(self, reason: str) -> None:
-        """Count that the target continued without the draft."""
+        """Count that the target continued without the draft, by reason."""
         with self._lock:
             self._sums[FALLBACKS, reason] += 1
         self._changed.set()
@@ -242,7 +240,7 @@ class EngineMetrics:
         self._changed.set()
 
     def close(self) -> None:
-        """Report the remaining counts to Triton and stop."""
+        """Report the remaining counts to Triton and stop the metrics thread."""
         if self._exported:
             self._closing.set()
             self._changed.set()
@@ -285,8 +283,8 @@ class EngineMetrics:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                # No timeout without requests, because nothing changes then. With requests, poll: they may start running
-                # unnoticed.
+                # Without requests, nothing changes until the next event. With requests, poll, because no event marks
+                # the time at which one starts to run.
                 self._changed.wait(PERIOD_S if self._open else None)
                 self._changed.clear()
                 self._closing.wait(PERIOD_S)
@@ -303,7 +301,7 @@ class EngineMetrics:
 
 
 class TritonMetrics:
-    """The metrics registered with Triton; values of unregistered families are ignored."""
+    """The metrics registered with Triton; values of unregistered metrics are ignored."""
 
     def __init__(self, pb_utils: Any, args: Mapping[str, str], families: Collection[MetricSpec]) -> None:
         self._labels = {"model": args["model_name"], "method": artifact_method(args)}
@@ -319,7 +317,7 @@ class TritonMetrics:
                 self._metric(family, value)
 
     def report(self, family: MetricSpec, amount: float, value: str = "") -> None:
-        """Increase a counter, add to a histogram or set a gauge; `value` is that of the family's own label."""
+        """Increment a counter, observe a histogram value or set a gauge; `value` is the extra label's value."""
         if family in self._made and (amount > 0 or family.kind != "counter"):
             getattr(self._metric(family, value), REPORTS[family.kind])(amount)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The postprocessing model: token ids to text, of a complete response or one piece of a stream."""
+"""The `postprocessing` model: decodes the token ids of a complete response or of one piece of a stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, 
 
 
 class TritonPythonModel:
-    """Triton calls initialize and execute by name."""
+    """The `postprocessing` model; Triton calls `initialize` and `execute` by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The preprocessing model: text to token ids."""
+"""The `preprocessing` model: tokenizes the text fields of a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trtspec.serving.triton.python_models.token_io import TextReader
 
 
 class TritonPythonModel:
-    """Triton calls initialize and execute by name."""
+    """The `preprocessing` model; Triton calls `initialize` and `execute` by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
@@ -59,7 +59,7 @@ class TritonPythonModel:
         ]
 
     def token_lists_tensor(self, words: list[list[int]]) -> Array:
-        """Return words as a tensor [1, 2, n]; n is at least 1, except that NVIDIA's tensor is empty without words."""
+        """Return a word list tensor `[1, 2, n]`; without words, n is 0 with NVIDIA's defaults, else 1."""
         if not words and self.is_nvidia:
             return np.zeros((1, 2, 0), np.int32)
         return encode_token_lists(words)[None]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The responses of one request: sent as they are produced, or a single one kept until `execute` returns it.
+"""The responses of one request: sent as they are produced, or a single one returned by `execute`.
 
 Many senders with separate final flags crash tritonserver 2.51. All responses of a model are therefore sent under one
 lock, with the final flag on the last response of a request.
 
-Internal errors may contain paths, addresses or other users' texts, and are of no use to a client. The client gets only
-an id, and a log has the exception under it.
+Internal errors may contain paths, addresses or other users' texts, and do not help a client. The client receives only
+an id, under which the exception is logged.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ NamedTensors: TypeAlias = list[tuple[str, Array]]
 
 
 class RequestCancelled(Exception):
-    """The client has disconnected."""
+    """Raised if the client of a request has disconnected."""
 
 
 class RequestLimit:
-    """Limits the open requests of a model whose `execute` does not wait; further requests are rejected."""
+    """Context manager that limits the open requests of a model; raises Overloaded if the limit is reached."""
 
     def __init__(self, max_batch_size: int, max_queue_size: int) -> None:
         self._max_queue_size = max_queue_size
@@ -60,7 +60,7 @@ class Responder:
     """Sends the responses of one request; `lock` is shared by all requests of the model.
 
     Attributes:
-        wanted: the names of the outputs that the request names.
+        wanted: the names of the requested outputs.
         response: the only response of a model that is not decoupled.
     """
 
@@ -78,27 +78,27 @@ class Responder:
         shutdown.add(self, self.send_shutdown)
 
     def is_cancelled(self) -> bool:
-        """Return whether the client is gone or has its last response, after which the server must not be queried."""
+        """Return True if the client left or has its last response; the server must not be queried afterwards."""
         with self._own:
             return self._is_final or self._is_cancelled() or has_disconnected(DISCONNECTS, self._client)
 
     def send_tensors(self, make: Callable[[], NamedTensors], *, final: bool) -> None:
-        """Send those tensors of `make()` that the request names."""
+        """Send the requested tensors among those of `make()`; an exception in `make` is sent as an error."""
         self.send(respond(self._pb_utils, make, self.wanted), final=final)
 
     def send_failure(self, error: Exception) -> None:
-        """Send an error as the last response."""
+        """Send an error response for an exception as the last response of the request."""
         self.send(failure(self._pb_utils, error), final=True)
 
     def send_cancelled(self) -> None:
         self.send(_error(self._pb_utils, "the request was cancelled", "CANCELLED"), final=True)
 
     def send_shutdown(self) -> None:
-        """Send an error because the server shuts down; later output of the engine is discarded."""
+        """Send a shutdown error as the last response; later output of the engine is discarded."""
         self.send(_error(self._pb_utils, SHUTTING_DOWN, "UNAVAILABLE"), final=True)
 
     def send(self, response: Any, *, final: bool) -> None:
-        """Send a response, unless the last was sent; None marks the end without a response."""
+        """Send a response unless the last one was sent; with None, end the request without a further response."""
         with self._own:
             if self._is_final:
                 return
@@ -115,18 +115,18 @@ class Responder:
                     self.abandon()
 
     def abandon(self) -> None:
-        """Let `result` return, whether or not the last response was sent."""
+        """Make `result` return, even if the last response was not sent."""
         self._done.set()
 
     def result(self) -> Any:
-        """Wait for the response and return it."""
+        """Wait until the request has ended and return its response."""
         # Every request ends with a last response or `abandon`, also if its client disconnects.
         self._done.wait()  # unbounded: see above
         return self.response
 
 
 def respond(pb_utils: Any, make: Callable[[], NamedTensors], wanted: Container[str]) -> Any:
-    """Return a response with those tensors of `make()` that the request names in `wanted`.
+    """Return a response with the tensors of `make()` whose names are in `wanted`, the requested outputs.
 
     Sending any other tensor crashes the stub of tritonserver before 2.53 on Python 3.12 and newer, which frees it
     without holding Python's lock (python_backend#390). An exception in `make` becomes the error of this request only.
@@ -138,7 +138,7 @@ def respond(pb_utils: Any, make: Callable[[], NamedTensors], wanted: Container[s
 
 
 def respond_each(pb_utils: Any, requests: list[Any], make: Callable[[RequestTensors], NamedTensors]) -> list[Any]:
-    """Return a response for each request with the tensors that `make` returns for its inputs."""
+    """Return a response for each request, with the tensors that `make` returns for its inputs."""
 
     def answer(request: Any) -> Any:
         return respond(pb_utils, lambda: make(RequestTensors(pb_utils, request)), request.requested_output_names())
@@ -147,7 +147,10 @@ def respond_each(pb_utils: Any, requests: list[Any], make: Callable[[RequestTens
 
 
 def failure(pb_utils: Any, error: Exception) -> Any:
-    """Return an error response; an internal error is logged, unless it has the id of another model's log entry."""
+    """Return an error response; details of an internal error are logged under a new error id.
+
+    If the message already contains the error id of another model, that id is used and nothing is logged.
+    """
     status = getattr(error, "status", REFUSED) if isinstance(error, TrtspecError) else INTERNAL
     if status != INTERNAL:
         return _error(pb_utils, str(error), status)
@@ -167,7 +170,7 @@ def new_error_id() -> str:
 
 
 def client_message(fault: str, log: str) -> str:
-    """Return the client's message of an internal error; `log` names the log, such as "the server's"."""
+    """Return the message of an internal error for the client; `log` names the log, such as "the server's"."""
     return f"internal error {fault}: see {log} log under this id"
 
 

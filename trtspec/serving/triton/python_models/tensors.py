@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared code of the repository's Python models: parameters and request tensors.
+"""Code shared by the repository's Python models: settings and request tensors.
 
-It runs inside Triton's Python stub. The stub's module is a parameter, so the code also runs without a server.
+It runs inside Triton's Python stub. The stub's module is passed as `pb_utils`, so the code also runs without a server.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BIASES = ("embedding_bias", "embedding_bias_weights")
 
 
 class Settings:
-    """A model's configuration as passed to `initialize`."""
+    """A model's configuration, from the arguments of Triton's `initialize`."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
         self._config = json.loads(args["model_config"])
@@ -61,7 +61,7 @@ class Settings:
 
     @property
     def decoupled(self) -> bool:
-        """Return whether a request may have several responses."""
+        """Return True if a request may have several responses."""
         return bool(self._config.get("model_transaction_policy", {}).get("decoupled"))
 
     @property
@@ -70,42 +70,42 @@ class Settings:
 
     @property
     def max_queue_size(self) -> int:
-        """Return how many requests may wait; old artifacts set it in the server's queue policy, not a parameter."""
+        """Return the maximum number of waiting requests, which old artifacts set in the server's queue policy."""
         policy = self._config.get("dynamic_batching", {}).get("default_queue_policy", {})
         return self.count("max_queue_size") or int(policy.get("max_queue_size", 0))
 
     @property
     def inputs(self) -> list[str]:
-        """Return the names of the model's inputs."""
+        """Return the names of the inputs that the model declares."""
         return [tensor["name"] for tensor in self._config["input"]]
 
     def parameter(self, key: str) -> str:
-        """Return a parameter's text; raises TrtspecError if it is missing."""
+        """Return a parameter of the configuration as text; raises TrtspecError if it is missing."""
         try:
             return str(self._config["parameters"][key]["string_value"])
         except KeyError:
             raise TrtspecError(f"parameter {key!r} is missing", where=str(self._root / "config.pbtxt")) from None
 
     def count(self, key: str) -> int:
-        """Return an integer parameter, or 0 if an old artifact lacks it."""
+        """Return an integer parameter; 0 if it is missing, as in old artifacts."""
         return int(self.parameter(key)) if key in self._config["parameters"] else 0
 
     def flag(self, key: str) -> bool:
-        """Return whether a parameter is "true"; False if it is missing."""
+        """Return True if a parameter is "true", and False if it is missing."""
         return bool(self._config["parameters"].get(key) == {"string_value": "true"})
 
     @property
     def is_nvidia(self) -> bool:
-        """Return whether omitted fields of a request take NVIDIA's defaults."""
+        """Return True if omitted fields of a request take NVIDIA's defaults."""
         return bool(self._config["parameters"].get(PARAMETER) == {"string_value": NVIDIA})
 
     @property
     def takes_model_defaults(self) -> bool:
-        """Return whether omitted fields of a request take the values of the model's generation_config.json."""
+        """Return True if omitted request fields take the values of the model's generation_config.json."""
         return bool(self._config["parameters"].get(PARAMETER) == {"string_value": MODEL})
 
     def json(self, key: str) -> dict[str, Any]:
-        """Return a parameter that is a JSON object."""
+        """Return a parameter that is a JSON object; raises TrtspecError if it is something else."""
         try:
             value = json.loads(self.parameter(key))
         except ValueError:
@@ -115,24 +115,24 @@ class Settings:
         return value
 
     def path(self, key: str) -> Path | None:
-        """Return a parameter as a path, relative to the model's directory, or None if it is empty."""
+        """Return a path relative to the model's directory as an absolute path, or None if the parameter is empty."""
         value = self.parameter(key)
         return (self._root / value).resolve() if value else None
 
     def required_path(self, key: str) -> Path:
-        """Return a parameter as a path; raises TrtspecError if it is empty."""
+        """Return a path parameter as an absolute path; raises TrtspecError if it is empty."""
         if path := self.path(key):
             return path
         raise TrtspecError(f"parameter {key!r} is empty, expected a path", where=str(self._root / "config.pbtxt"))
 
     def tokenizer(self) -> Tokenizer:
-        """Load the tokenizer in `tokenizer_dir`."""
-        # Vetting would start another interpreter, which Triton's stub cannot do; `deploy` has vetted the file.
+        """Load the tokenizer from the directory that the parameter `tokenizer_dir` names."""
+        # Vetting starts another interpreter, which Triton's stub cannot do; `deploy` has vetted the file.
         return Tokenizer((self._root / self.parameter("tokenizer_dir")).resolve(), vetted=True)
 
 
 class RequestTensors:
-    """The input tensors of one request, which has one prompt."""
+    """The input tensors and parameters of one request, which has one prompt."""
 
     def __init__(self, pb_utils: Any, request: Any) -> None:
         self._get = pb_utils.get_input_tensor_by_name
@@ -140,9 +140,10 @@ class RequestTensors:
         self.parameters = request_parameters(request)
 
     def full_array(self, name: str) -> Array | None:
-        """Return a tensor with its batch dimension, also under its older name, or None if the client sent none.
+        """Return an input with its batch dimension, or None if the client did not send it.
 
-        Raises TrtspecError if a request has both names with different values.
+        The input may also have its older name (OLDER_NAMES). Raises TrtspecError if a request has both names with
+        different values.
         """
         array = self.sent(name)
         if name not in OLDER_NAMES:
@@ -159,17 +160,20 @@ class RequestTensors:
         return other
 
     def sent(self, name: str) -> Array | None:
-        """Return the tensor with exactly this name, or None if the client sent none."""
+        """Return the input with exactly this name, or None if the client did not send it."""
         tensor = self._get(self._request, name)
         return None if tensor is None else tensor.as_numpy()
 
     def reject_undeclared(self, declared: Sequence[str], engine: str) -> None:
-        """Raise TrtspecError for a field that is not one of the `declared` inputs and is not otherwise supported."""
+        """Raise TrtspecError for a request parameter that is neither in `declared` nor otherwise supported."""
         check_field_names(self.parameters, declared, engine)
 
     @contextmanager
     def naming(self, names: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Use the request's own field names in errors: mapped by `names`, and older names if it used them."""
+        """Context manager that replaces the field names in TrtspecError messages by the client's names.
+
+        `names` maps this model's names to the client's. Older names are used if the request contains them.
+        """
         try:
             yield
         except TrtspecError as error:
@@ -186,7 +190,7 @@ class RequestTensors:
             raise
 
     def array(self, name: str) -> Array | None:
-        """Return a tensor without its batch dimension, or None if the client sent none."""
+        """Return an input without its batch dimension, or None if not sent; raises TrtspecError for several rows."""
         array = self.full_array(name)
         if array is None:
             return None
@@ -198,14 +202,14 @@ class RequestTensors:
         return row
 
     def required(self, name: str) -> Array:
-        """Return a tensor without its batch dimension; raises TrtspecError if it is missing."""
+        """Return an input without its batch dimension; raises TrtspecError if the request does not have it."""
         array = self.array(name)
         if array is None:
             raise TrtspecError(f"the request lacks {name}")
         return array
 
     def scalar(self, name: str, default: Any = None) -> Any:
-        """Return the single value of a tensor as a Python value."""
+        """Return an input's only value, or `default` if not sent; raises TrtspecError if it has several values."""
         array = self.array(name)
         if array is None:
             return default
@@ -214,12 +218,12 @@ class RequestTensors:
         return array.item()
 
     def values(self, name: str) -> list[Any]:
-        """Return the values of a tensor; an empty list if the client sent none."""
+        """Return the values of an input as a flat list; [] if the client did not send it."""
         array = self.array(name)
         return [] if array is None else array.reshape(-1).tolist()
 
     def texts(self, name: str) -> list[str]:
-        """Return the nonempty strings of a tensor."""
+        """Return the nonempty strings of an input; raises TrtspecError if one is not UTF-8."""
         try:
             return [item.decode() for item in self.values(name) if item]
         except UnicodeDecodeError:
@@ -227,7 +231,7 @@ class RequestTensors:
 
 
 class HeldTensors(RequestTensors):
-    """A copy of a request's input tensors, for threads that outlive the server's buffers."""
+    """A copy of a request's inputs, for threads that outlive the server's buffers."""
 
     def __init__(self, inputs: RequestTensors, names: Sequence[str]) -> None:
         found = ((name, inputs.sent(name)) for name in names)
@@ -239,7 +243,7 @@ class HeldTensors(RequestTensors):
 
 
 def require_neutral(neutral: Mapping[str, tuple[float, ...]], inputs: RequestTensors, engine: str) -> None:
-    """Raise TrtspecError for the first input whose value is not one of its no-op values."""
+    """Raise TrtspecError for the first input whose value is not one of its no-op values in `neutral`."""
     for name, accepted in neutral.items():
         value = inputs.scalar(name)
         if value is not None and value not in accepted:
@@ -247,7 +251,7 @@ def require_neutral(neutral: Mapping[str, tuple[float, ...]], inputs: RequestTen
 
 
 def check_unsupported(inputs: RequestTensors, engine: str) -> None:
-    """Raise TrtspecError for the first input unsupported by an engine without logit edits and log probabilities."""
+    """Raise TrtspecError for the first input that an engine without logit edits and log probabilities rejects."""
     require_neutral(NEUTRAL_FIELDS | NEUTRAL_SCORING, inputs, engine)
     if any(bias is not None and bias.any() for bias in map(inputs.array, BIASES)):
         raise TrtspecError(f"embedding_bias is not supported by {engine}")
@@ -257,7 +261,7 @@ def check_unsupported(inputs: RequestTensors, engine: str) -> None:
 
 
 def check_unsupported_inputs(inputs: RequestTensors, declared: Collection[str], engine: str) -> None:
-    """Raise TrtspecError for the first declared input that is unsupported and not empty or a no-op."""
+    """Raise TrtspecError for the first unsupported input in `declared` that is neither empty nor a no-op."""
     names = UNSERVED.intersection(declared)
     require_neutral({name: NEUTRAL[name] for name in names & NEUTRAL.keys()}, inputs, engine)
     for name in sorted(names - NEUTRAL.keys()):
@@ -272,7 +276,7 @@ def _is_set(array: Array | None) -> bool:
 
 
 def wants_stream(inputs: RequestTensors, name: str, *, decoupled: bool) -> bool:
-    """Return whether to stream the response; raises TrtspecError if the repository does not stream."""
+    """Return the boolean input `name`, which requests streaming; raises TrtspecError if it is unsupported."""
     wanted = bool(inputs.scalar(name, False))
     if wanted and not decoupled:
         raise TrtspecError("stream is not supported by this repository", hint="build it with serving.streaming: true")
@@ -280,9 +284,10 @@ def wants_stream(inputs: RequestTensors, name: str, *, decoupled: bool) -> bool:
 
 
 def request_end_ids(tokenizer: Tokenizer, asked: int | None, *, is_nvidia: bool) -> tuple[int, ...]:
-    """Return the end ids of a request: all of the tokenizer's for None or one of them, none for -1.
+    """Return the token ids that end a completion whose request has the `end_id` `asked`.
 
-    With `is_nvidia`, a request has only the id that it names; without one, all requested tokens are generated.
+    These are all end ids of the tokenizer if `asked` is None or one of them, and none if it is -1. With `is_nvidia`,
+    only `asked` itself ends the completion; if it is None, all requested tokens are generated.
     """
     own = () if is_nvidia else tokenizer.end_ids
     if asked is None or asked in own:
@@ -291,28 +296,31 @@ def request_end_ids(tokenizer: Tokenizer, asked: int | None, *, is_nvidia: bool)
 
 
 def check_end_id(asked: int) -> int:
-    """Return a valid end id; raises TrtspecError for one below -1, such as 2^31 in 32 bits."""
+    """Return a valid end id unchanged; raises TrtspecError if it is below -1, such as 2^31 as int32."""
     if asked < NO_ID:
         raise TrtspecError(f"end_id is {asked}, expected a token id, or {NO_ID} for none")
     return asked
 
 
 def checked_length(name: str, length: int, ids: Sequence[int]) -> int:
-    """Return the number of valid `ids`; raises TrtspecError if it is negative or exceeds their number."""
+    """Return `length`, the number of valid `ids`; raises TrtspecError if it is negative or too large."""
     if not 0 <= length <= len(ids):
         raise TrtspecError(f"{name} is {length}, expected 0 to {len(ids)}, the number of tokens")
     return length
 
 
 def check_ids(name: str, ids: Sequence[int]) -> Sequence[int]:
-    """Return token ids; raises TrtspecError if one is negative, which tokenizers do not accept."""
+    """Return token ids unchanged; raises TrtspecError if one is negative, which tokenizers do not accept."""
     if odd := next((token for token in ids if token < 0), None):
         raise TrtspecError(f"{name} has the token id {odd}, expected 0 or more")
     return ids
 
 
 def encode_token_lists(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-    """Return words as NVIDIA's [2, n] tensor: the ids of all words, and the end of each; padded with 0 and -1."""
+    """Encode token sequences as NVIDIA's word list tensor `[2, n]`.
+
+    Row 0 has the ids of all sequences, padded with 0. Row 1 has the end offset of each sequence, padded with -1.
+    """
     ids = [token for word in words for token in word]
     ends = np.cumsum([len(word) for word in words], dtype=np.int32)
     tensor = np.array([[0], [-1]], np.int32).repeat(max(1, len(ids)), axis=1)
@@ -322,7 +330,7 @@ def encode_token_lists(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
 
 
 def decode_token_lists(tensor: Array) -> list[list[int]]:
-    """Return the words in a [2, n] tensor."""
+    """Decode NVIDIA's word list tensor `[2, n]` as token sequences; raises TrtspecError if it is invalid."""
     if tensor.ndim != 2 or tensor.shape[0] != 2:
         raise TrtspecError(
             f"a word list has the shape {list(tensor.shape)}, expected [2, n]: ids and where each word ends"
@@ -341,7 +349,7 @@ def read_sampling(
 
     A temperature alone does not enable sampling, and a top_p of 0 means unset (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/
     layers/defaultDecodingParams.h@1020a8d7, triton_backend's utils.cc). With neither limit, `top_p` 1 samples from all
-    tokens. `defaults` are the values of omitted fields.
+    tokens. `prefix` precedes the names of the top_k and top_p inputs. `defaults` are the values of omitted fields.
     """
     top_k = inputs.scalar(f"{prefix}top_k", int(defaults.get("top_k", 0)))
     top_p = inputs.scalar(f"{prefix}top_p", defaults.get("top_p", 0.0))

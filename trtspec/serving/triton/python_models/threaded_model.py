@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of models with one thread per request, and wake-ups of Triton's dynamic batcher after their `execute`.
+"""Base class of Triton models with one thread per request, and the wake-up of Triton's dynamic batcher.
 
 With a bounded queue, Triton's batcher calls a model only while the model waits for work, and it is not notified when
-the model becomes idle: a request that arrives during `execute` waits for the next request or for half a second
+the model becomes idle. A request that arrives during `execute` then waits for the next request or for half a second
 (triton-inference-server/core, DynamicBatchScheduler::WaitForPayloadSlotAvailable and RateLimiter::PayloadSlotAvailable,
-at r24.10 and in June 2026). The bound is needed to reject further requests with 503. Therefore the model sends itself a
-request shortly after `execute`, and answers it with an empty response.
+at r24.10 and in June 2026). The bound is needed to reject further requests with 503. Therefore, the model sends itself
+a request shortly after `execute`, and answers it with an empty response.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENDS_S = 1.0
 
 
 class SchedulerWakeup:
-    """Sends wake-up requests for one model, whose `execute` must run inside `behind`."""
+    """Sends wake-up requests to one model, which must run the body of its `execute` inside `behind`."""
 
     def __init__(self, server: LocalServerClient, model: str) -> None:
         self._server, self._model = server, model
@@ -43,12 +43,15 @@ class SchedulerWakeup:
         self._thread.start()
 
     def is_wakeup(self, request: Any) -> bool:
-        """Return whether a request is a wake-up, to be answered with an empty response."""
+        """Return True if a request is a wake-up, which is answered with an empty response."""
         return bool(request.request_id() == self._id)
 
     @contextmanager
     def behind(self, requests: Sequence[Any]) -> Iterator[None]:
-        """Wake the batcher shortly after the block, unless `execute` runs again or all requests were wake-ups."""
+        """Context manager that wakes the batcher shortly after its block.
+
+        The wake-up is omitted if `execute` is called again before, or if all `requests` were wake-ups.
+        """
         self._executes = True
         self._began.set()
         try:
@@ -59,7 +62,7 @@ class SchedulerWakeup:
                 self._wanted.set()
 
     def close(self) -> None:
-        """Stop; call it before the server's channel is closed."""
+        """Stop sending wake-ups; call it before the server's channel is closed."""
         self._closed.set()
         self._wanted.set()
         self._thread.join(ENDS_S)
@@ -76,7 +79,7 @@ class SchedulerWakeup:
                 self._wake()
 
     def _wake(self) -> None:
-        """Send requests until one of them, or any other, arrives."""
+        """Send wake-up requests until `execute` is called, for one of them or for another request."""
         while not (self._executes or self._closed.is_set()):
             self._asking.submit(self._ask)
             if self._began.wait(RETRY_S):
@@ -91,10 +94,10 @@ class SchedulerWakeup:
 
 
 class ThreadedModel:
-    """Base class of the models: Triton calls `execute` and `finalize` by name, a subclass answers in a thread."""
+    """Base class of models that answer each request in a thread; Triton calls `execute` and `finalize` by name."""
 
     def begin(self, pb_utils: Any, args: dict[str, str], settings: Settings, server: LocalServerClient) -> None:
-        """Prepare for requests whose work `server` does; call it at the end of `initialize`."""
+        """Start the threads at the end of `initialize`; `server` is the client for the models that do the work."""
         self.decoupled, self.inputs, self.is_nvidia = settings.decoupled, settings.inputs, settings.is_nvidia
         self.server = server
         self.departures = CancellationWatcher()
@@ -106,7 +109,7 @@ class ThreadedModel:
         self._nudge = SchedulerWakeup(server, args["model_name"])
 
     def answering(self, inputs: HeldTensors, responder: Responder) -> Callable[[], None]:
-        """Return a function that answers a request which has just arrived; it sends errors as responses."""
+        """Return the function that answers a request in a thread; it must send its errors as responses."""
         raise NotImplementedError
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
@@ -124,7 +127,7 @@ class ThreadedModel:
     def start(self, request: Any) -> Responder:
         """Start a thread for a request once a slot is free.
 
-        Further requests wait in the server's queue meanwhile. It has the recipe's limit, beyond which the server
+        Until then, further requests wait in the server's queue. It has the recipe's limit, beyond which the server
         rejects requests with its own status.
         """
         responder = Responder(self._pb_utils, request, self._lock, decoupled=self.decoupled, shutdown=self._shutdown)
@@ -138,7 +141,7 @@ class ThreadedModel:
 
     @contextmanager
     def cancelling(self, responder: Responder, cancel: Callable[[], None]) -> Iterator[Registration]:
-        """Call `cancel` if the client disconnects; an error after that becomes RequestCancelled."""
+        """Context manager that calls `cancel` if the client disconnects; later errors become RequestCancelled."""
         watch = self.departures.watch(responder.is_cancelled, cancel)
         try:
             yield watch

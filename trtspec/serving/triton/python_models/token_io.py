@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts, token ids and scores: how models read them from requests and write them to responses.
+"""Conversion of request tensors to prompts and options, and of token ids, scores and counts to response tensors.
 
-A text that cannot be a valid prompt is rejected before it is tokenized. `prompt_ignore_length` is from TensorRT-LLM
+A text that is too long for a prompt is rejected before it is tokenized. `prompt_ignore_length` is from TensorRT-LLM
 1.2; `num_top_logprobs`, `top_logprobs` and `top_logprob_ids` are extensions of trtspec.
 """
 
@@ -32,7 +32,7 @@ from trtspec.serving.triton.python_models.tensors import (
 
 
 def stop_sequences(pieces: TextPieces, stops: Sequence[str]) -> list[list[int]]:
-    """Return the stop strings that have a token sequence as ids, for the engine to stop at."""
+    """Return the token ids of each stop string that has a token sequence, for the engine to stop at."""
     words = []
     for stop in stops:
         with suppress(TrtspecError):
@@ -41,7 +41,7 @@ def stop_sequences(pieces: TextPieces, stops: Sequence[str]) -> list[list[int]]:
 
 
 class TextReader:
-    """Tokenizes prompts and words; thread-safe and without locks."""
+    """Tokenizes the prompts and words of requests; thread-safe."""
 
     def __init__(
         self,
@@ -52,12 +52,14 @@ class TextReader:
         vocab_size: int = 0,
         is_nvidia: bool = False,
     ) -> None:
-        """Read texts of at most `max_tokens` (0: any); with `stops_at_all`, further end ids become stop words.
+        """Set the tokenizer and the model's limits.
 
-        A text that must have more tokens is not tokenized, because that takes seconds.
-
-        The model has `vocab_size` logits including padding; 0: as many as the tokenizer has tokens. With `is_nvidia`,
-        only the eos token ends a completion, and the pad token is used for padding.
+        Args:
+            max_tokens: maximum length of a prompt; 0 for no limit. A text that must have more tokens is not tokenized,
+                because that takes seconds.
+            stops_at_all: true if end ids after the first must be stop words.
+            vocab_size: number of logits including padding; 0 for the size of the tokenizer's vocabulary.
+            is_nvidia: true if only the eos token ends a completion, and the pad token is used for padding.
         """
         self._is_nvidia = is_nvidia
         self._tokenizer, self._vocab_size = tokenizer, vocab_size or tokenizer.vocab_size
@@ -67,7 +69,7 @@ class TextReader:
         self.pieces = TextPieces(tokenizer)
 
     def prompt(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a prompt; raises TrtspecError if it is empty or certainly too long."""
+        """Return the token ids of the concatenated `texts`; raises TrtspecError if empty or certainly too long."""
         text = "".join(texts)
         if 0 < self._max_bytes < len(text):  # a text has at least as many bytes as characters
             raise TrtspecError(
@@ -79,11 +81,11 @@ class TextReader:
         raise TrtspecError("text_input is empty")
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return words as ids; raises TrtspecError for one without a token sequence."""
+        """Return the token ids of each text; raises TrtspecError for one without a token sequence."""
         return [self.pieces.encode(text) for text in texts]
 
     def bias(self, texts: Sequence[str], weights: Sequence[float]) -> npt.NDArray[np.float32] | None:
-        """Return the bias [vocab_size] of the tokens of words, or None without words.
+        """Return the logit bias `[vocab_size]` of the tokens of weighted words, or None without words.
 
         TensorRT-LLM rejects a bias of another length (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/batch_manager/
         createNewDecoderRequests.cpp@b35ac1b6). Raises TrtspecError if the numbers of words and weights differ, or if a
@@ -105,12 +107,15 @@ class TextReader:
         return bias
 
     def pad_id(self, given: int | None, end_id: int) -> int:
-        """Return the padding id: the request's, else with NVIDIA's defaults the pad token, else the end id."""
+        """Return the padding id: `given`, else with NVIDIA's defaults the pad token, else the end id."""
         own = self._tokenizer.named("pad_token") if self._is_nvidia else ()
         return next(iter(own), max(end_id, 0)) if given is None else given
 
     def ends(self, given: int | None) -> tuple[int, list[list[int]]]:
-        """Return the end id for a request's `given` one, and the further end ids as stop words."""
+        """Return the end id and, if `stops_at_all`, the further end ids as stop words.
+
+        `given` is the request's end id, or None.
+        """
         tokenizer = self._tokenizer
         own = tokenizer.named("eos_token") if self._is_nvidia else tokenizer.end_ids
         first, *more = own or (NO_ID,) if given is None else (check_end_id(given),)
@@ -118,10 +123,10 @@ class TextReader:
 
 
 def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> LogitEdits:
-    """Return the changes of the target's logits that a request contains.
+    """Return the logit edits of a request.
 
-    Omitted tensors take the values of `defaults`. Bad words and biases of `defaults`, and its settings without a
-    tensor, apply in addition to the request's.
+    `defaults` has the values of an omitted repetition_penalty or min_tokens. Its bad words and biases, and its settings
+    without a tensor, apply in addition to the request's.
     """
     words, bias = inputs.array("bad_words_list"), inputs.array("embedding_bias")
     return LogitEdits(
@@ -141,7 +146,7 @@ def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> Logit
 
 
 def read_score_options(inputs: RequestTensors) -> dict[str, Any]:
-    """Return the scores that a request asks for, as keyword arguments of the engine's Request."""
+    """Return the scores that a request asks for, as keyword arguments of `EngineRequest`."""
     top = inputs.scalar("num_top_logprobs", 0)
     return {
         "return_logits": inputs.scalar("return_generation_logits", False),
@@ -151,7 +156,10 @@ def read_score_options(inputs: RequestTensors) -> dict[str, Any]:
 
 
 def score_tensors(scores: Scores, cum_log_prob: float) -> list[tuple[str, Array]]:
-    """Return the output tensors of one beam's tokens; `cum_log_prob` covers the completion so far."""
+    """Return the output tensors with the scores of new tokens.
+
+    `cum_log_prob` is the sum of the log probabilities of the whole completion so far.
+    """
     found: list[tuple[str, Array]] = []
     if scores.logits is not None:
         found.append(("generation_logits", scores.logits[None, None]))
@@ -166,7 +174,7 @@ def score_tensors(scores: Scores, cum_log_prob: float) -> list[tuple[str, Array]
 
 
 def count_tensors(counts: Stats) -> list[tuple[str, Array]]:
-    """Return the output tensors with the token counts."""
+    """Return the output tensors with the token and draft counts of a completion."""
     return [
         ("acceptance_rate", np.array([[counts.acceptance_rate]], np.float32)),
         ("total_accepted_draft_tokens", np.array([[counts.accepted]], np.int32)),
@@ -179,14 +187,17 @@ def count_tensors(counts: Stats) -> list[tuple[str, Array]]:
 
 
 class TokenReader:
-    """Reads the tensors of requests; with `is_nvidia`, only the request's own end id ends a text."""
+    """Reads prompts and stop conditions from requests with token ids.
+
+    With `is_nvidia`, only the request's own end id ends a text.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, is_nvidia: bool = False) -> None:
         self._tokenizer, self._is_nvidia = tokenizer, is_nvidia
         self._pieces = TextPieces(tokenizer)
 
     def read(self, inputs: RequestTensors) -> dict[str, Any]:
-        """Return the prompt and its stop conditions, as keyword arguments of the engine's Request."""
+        """Return the prompt and its stop conditions, as keyword arguments of `EngineRequest`."""
         ids = inputs.required("input_ids").tolist()
         tensor = inputs.array("stop_words_list")
         words = [] if tensor is None else decode_token_lists(tensor)
@@ -206,10 +217,10 @@ class TokenReader:
 
 
 class UnsentTokens:
-    """The ids of one response that are not sent yet, and their scores if requested.
+    """The generated token ids of a request that are not sent yet, and their scores if requested.
 
-    The prompt is included if `exclude_input_in_output` is false, and by default for non-streamed requests, as in
-    NVIDIA's model of this name.
+    The prompt is included if `exclude_input_in_output` is false, and by default for requests without streaming, as in
+    NVIDIA's `tensorrt_llm`.
     """
 
     def __init__(self, inputs: RequestTensors, prompt_ids: Sequence[int], *, streaming: bool) -> None:
@@ -220,7 +231,6 @@ class UnsentTokens:
         self._continues = False
 
     def add(self, ids: Sequence[int], scores: Scores | None = None) -> None:
-        """Add new ids and their scores."""
         self._ids += ids
         if scores is None:
             return
@@ -229,7 +239,7 @@ class UnsentTokens:
             self._cum_log_prob += float(scores.log_probs.sum(dtype=np.float64))
 
     def take(self, counts: Stats) -> list[tuple[str, Array]]:
-        """Return the unsent ids and `counts` as the tensors of one response; no ids become one pad id of length 0."""
+        """Return the unsent ids and `counts` as the tensors of one response; without ids, one pad id of length 0."""
         ids, self._ids = self._ids, []
         scores, self._scores = self._scores, []
         continues, self._continues = self._continues, True
