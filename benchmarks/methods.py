@@ -41,7 +41,8 @@ SURE = {
     f"{method}, by confidence": method for method in ("p_eagle", "dflash", "dspark")
 }  # stops drafting at low confidence
 FORGETTING = {"suffix": {"options.max_cached_requests": 0}}  # prompts repeat, so a cache would contain each response
-CONFIDENCE = 0.1  # from 0.2, stopping early costs more than it saves at batch 1 (benchmarks/experiments/log.md)
+# From 0.2, stopping early costs more than it saves at batch 1 (benchmarks/experiments/block-drafting.md).
+CONFIDENCE = 0.1
 METHODS = (
     "draft_target",
     "ngram",

@@ -3,8 +3,9 @@
 
     python benchmarks/predicted_pool.py RUN.json RUN.json ... --out FILE.json
 
-Two servers with the same arguments differ by more than the interval of their rounds (benchmarks/experiments/log.md).
-Each profile's prediction is therefore compared with the mean over several starts. All results of every run count.
+Two servers with the same arguments differ by more than the interval of their rounds
+(benchmarks/experiments/vllm-predictions.md). Each profile's prediction is therefore compared with the mean over several
+starts. All results of every run count.
 """
 
 from __future__ import annotations

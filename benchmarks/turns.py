@@ -2,7 +2,7 @@
 """Run processes in turns of half a second, so that drifting machine speed affects all of them equally.
 
 Sequential runs of several seconds put equal engines up to 13 % apart. With turns it is up to 3 %, or 8 % with short
-steps on a machine whose speed halves during the run (benchmarks/experiments/log.md, 2026-11-25).
+steps on a machine whose speed halves during the run (benchmarks/experiments/profile-predictions.md, 2026-11-25).
 """
 
 from __future__ import annotations

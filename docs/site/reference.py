@@ -26,6 +26,7 @@ from trtspec.methods.base import ATTRIBUTE, PACKAGE, Method
 from trtspec.planning import documents
 from trtspec.recipe.schema import Recipe, recipe_json_schema
 from trtspec.report.monitoring.configuration import rules
+from trtspec.serving.gateway import metrics as gateway_metrics
 from trtspec.serving.triton.config import ENUMS, load_config
 from trtspec.serving.triton.python_models.metrics import FAMILIES
 
@@ -158,7 +159,7 @@ def exit_codes_page() -> str:
 
 
 def metrics_page() -> str:
-    """Return the Prometheus metrics of served models and the shipped alerts."""
+    """Return the Prometheus metrics of served models and of the gateway, and the shipped alerts."""
     rows = [
         (code(each.name), each.kind, ", ".join(map(code, each.labels)), each.unit, escape(each.description))
         for each in FAMILIES
@@ -166,14 +167,21 @@ def metrics_page() -> str:
     values = [
         (code(f"{each.label}"), code(each.name), ", ".join(map(code, each.known))) for each in FAMILIES if each.known
     ]
+    gateway = [
+        (code(each.name), each.kind, ", ".join(map(code, each.labels)), escape(each.description))
+        for each in gateway_metrics.FAMILIES
+    ]
     alerts = [rule for group in rules()["groups"] for rule in group["rules"] if "alert" in rule]
     return (
-        "# Prometheus metrics\n\nThis page is generated from the metrics that served models export.\n"
-        "[metrics.md](../metrics.md) describes their meaning for each engine, the main figures, and the dashboard.\n\n"
+        "# Prometheus metrics\n\nThis page is generated from the metrics that served models and the OpenAI gateway\n"
+        "export. [metrics.md](../metrics.md) describes their meaning for each engine, the main figures, and the "
+        "dashboard.\n\n## Served models\n\nAt Triton's `/metrics`, by default port 8002.\n\n"
         + table(("metric", "type", "labels", "unit", "description"), rows)
         + "## Values of labels\n\n"
         + table(("label", "metric", "values"), values)
-        + "## Alerts\n\n`trtspec metrics rules` prints these rules.\n\n"
+        + "## OpenAI gateway\n\nAt `/metrics` of the gateway, by default port 9000; see [openai.md](../openai.md).\n\n"
+        + table(("metric", "type", "labels", "description"), gateway)
+        + "The HTTP front has no metrics of its own.\n\n## Alerts\n\n`trtspec metrics rules` prints these rules.\n\n"
         + table(
             ("alert", "expression", "for"),
             [(code(r["alert"]), code(" ".join(r["expr"].split())), r.get("for", "")) for r in alerts],

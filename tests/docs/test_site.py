@@ -27,6 +27,7 @@ from trtspec.core.registry import discover
 from trtspec.methods.base import ATTRIBUTE, PACKAGE
 from trtspec.planning import documents
 from trtspec.recipe.validate import recipe_keys
+from trtspec.serving.gateway import metrics as gateway_metrics
 from trtspec.serving.triton.python_models.metrics import FAMILIES
 
 pytest.importorskip("zensical", reason="no Zensical here: it needs Python 3.11")
@@ -153,6 +154,7 @@ def test_exit_code_reference_has_every_code_and_error() -> None:
 def test_metrics_tensors_and_support_are_those_of_the_code() -> None:
     metrics, tensors, support = (REFERENCE[f"reference/{name}.md"] for name in ("metrics", "tensors", "support"))
     assert all(f"| `{family.name}` | {family.kind} |" in metrics for family in FAMILIES)
+    assert all(f"| `{family.name}` | {family.kind} |" in metrics for family in gateway_metrics.FAMILIES)
     assert "| `text_input` | STRING | `[1]` | yes |" in tensors
     assert "| `text_output` | STRING | `[-1]` |" in tensors
     assert support_table() in support

@@ -3,7 +3,7 @@
 
 Small outputs go through the page cache, so that the next reader finds them there. Large outputs are gathered in blocks
 and written with O_DIRECT: the page cache costs 1.5 s of processor time per GB, O_DIRECT 0.1 s
-(benchmarks/experiments/log.md, 2026-11-25).
+(benchmarks/experiments/build-waits.md, 2026-11-25).
 
 Each thread has its own writer with one block for each file, so no thread waits for another. Bytes are hashed by the
 thread that writes them.

@@ -10,5 +10,6 @@ import os
 
 # The number of spins of OpenMP's workers between operations before they sleep; read when torch is loaded. With the
 # default, some milliseconds, a step takes 15 times as long if another process is busy on a two-core machine. With fewer
-# spins, workers sleep between the operations of a step, which slows every step (benchmarks/experiments/log.md).
+# spins, workers sleep between the operations of a step, which slows every step
+# (benchmarks/experiments/torch-engine-cpu.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")

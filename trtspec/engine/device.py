@@ -56,7 +56,8 @@ def compute_dtype(name: str, device: torch.device, checkpoint: TrtllmCheckpoint)
     # Rounding to FP8 amplifies a difference of one float32 ulp (such as between batches of one row and six) to a step
     # of e4m3. In float64 the text with and without speculation is the same.
     quantized = checkpoint.quantization.algo or checkpoint.quantization.kv_cache_algo
-    # at batch 1 float32 is faster than bf16 on the CPUs measured (benchmarks/experiments/log.md), and exact to 1e-6
+    # At batch 1 float32 is exact to 1e-6 and faster than bf16 on the CPUs that were measured
+    # (benchmarks/experiments/torch-engine-cpu.md).
     return torch.float64 if quantized else torch.float32
 
 

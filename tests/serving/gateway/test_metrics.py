@@ -10,7 +10,7 @@ import pytest
 
 from tests.report.monitoring.prometheus import promtool
 from trtspec.serving.gateway.config import MirrorStats
-from trtspec.serving.gateway.metrics import GatewayMetrics
+from trtspec.serving.gateway.metrics import FAMILIES, GatewayMetrics
 
 SHADOWED = MirrorStats(sent=7, failed=2, compared=4, different=1, dropped=3)
 SAMPLE = re.compile(r'(\w+)(?:\{(?:\w+="[^"]*",?)*\})? -?[\d.e+-]+')
@@ -51,6 +51,20 @@ def test_metric_families_have_help_and_type_and_counters_end_in_total(exposition
         found = SAMPLE.fullmatch(line)
         assert found, line
         assert re.sub(r"_(bucket|sum|count)$", "", found.group(1)) in kinds or found.group(1) in kinds
+
+
+def test_every_exported_metric_is_declared_with_its_labels(exposition: str) -> None:
+    described = dict(re.findall(r"^# HELP (\w+) (.*)$", exposition, re.MULTILINE))
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", exposition, re.MULTILINE))
+    assert {each.name: (each.kind, each.description) for each in FAMILIES} == {
+        name: (kinds[name], description) for name, description in described.items()
+    }
+    declared = {each.name: each.labels for each in FAMILIES}
+    for line in exposition.splitlines():
+        if not line.startswith("#"):
+            name = re.sub(r"_(bucket|sum|count)$", "", line.partition("{")[0].partition(" ")[0])
+            labels = tuple(label for label in re.findall(r'(\w+)="', line) if label != "le")
+            assert labels == declared[name], line
 
 
 def test_exposition_passes_the_prometheus_linter(exposition: str) -> None:

@@ -28,9 +28,10 @@ Case = tuple[int, int]  # (concurrency, draft_len); length 0 is the target alone
 PAYS = 1.02  # minimum speed-up; smaller ones are within the noise of two equal runs
 LOSES = 1.0  # minimum speed-up at loads that draft only for the benefit of other loads
 # Minimum speed-up above the lowest concurrency: predictions for one token at high concurrency were up to 9 % too high
-# (benchmarks/experiments/log.md), and useless drafts make a server slower than its target alone.
+# (benchmarks/experiments/profile-predictions.md), and useless drafts make a server slower than its target alone.
 GOES_ON = 1.05
-CHANGES = 1.04  # minimum gain for another length; predictions err by up to 5 % (benchmarks/experiments/log.md)
+# Minimum gain for another length; predictions err by up to 5 % (benchmarks/experiments/profile-predictions.md).
+CHANGES = 1.04
 # Below these acceptance rates, a draft that does not pay is harmful, and one that pays is worth training.
 HARMFUL, TRAINABLE = 0.5, 0.6
 

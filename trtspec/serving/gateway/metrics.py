@@ -5,15 +5,73 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from trtspec.serving.gateway.router import RevisionBackend
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class GatewayMetricSpec:
+    """One metric of the gateway; `labels` are in the order of its samples."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    description: str
+    labels: tuple[str, ...] = ()
+
+    def lines(self, samples: Iterable[str]) -> list[str]:
+        """Return the metric in the text format; each sample is the part of its line after the name."""
+        head = (f"# HELP {self.name} {self.description}", f"# TYPE {self.name} {self.kind}")
+        return [*head, *(f"{self.name}{sample}" for sample in samples)]
+
+
+def _spec(
+    name: str, kind: Literal["counter", "gauge", "histogram"], description: str, *labels: str
+) -> GatewayMetricSpec:
+    return GatewayMetricSpec(f"trtspec_openai_{name}", kind, description, labels)
+
+
+REQUESTS = _spec("requests_total", "counter", "Finished requests by endpoint and HTTP status.", "endpoint", "status")
+IN_FLIGHT = _spec("requests_in_flight", "gauge", "Requests in progress.")
+TEXTS = _spec("texts_in_flight", "gauge", "Completions in progress.")
+REJECTED = _spec("rejected_total", "counter", "Requests rejected because of API keys, rate or load.", "reason")
+BROKEN = _spec("broken_streams_total", "counter", "Streams that ended early, by reason.", "reason")
+SHARE = _spec("revision_share_ratio", "gauge", "Share of new requests routed to a revision.", "revision")
+REVISION_REQUESTS = _spec(
+    "revision_requests_total", "counter", "Finished requests of a revision by outcome.", "revision", "outcome"
+)
+MIRRORED = _spec(
+    "shadow_requests_total", "counter", "Requests mirrored to a revision, by outcome.", "revision", "outcome"
+)
+COMPARED = _spec(
+    "shadow_texts_total", "counter", "Mirrored greedy completions, by comparison result.", "revision", "outcome"
+)
+DURATION = _spec(
+    "request_duration_seconds", "histogram", "Seconds from a request to the end of its response.", "endpoint"
+)
+FIRST_TOKEN = _spec(
+    "time_to_first_token_seconds", "histogram", "Seconds from a request to its first token.", "endpoint"
+)
+FAMILIES = (
+    REQUESTS,
+    IN_FLIGHT,
+    TEXTS,
+    REJECTED,
+    BROKEN,
+    SHARE,
+    REVISION_REQUESTS,
+    MIRRORED,
+    COMPARED,
+    DURATION,
+    FIRST_TOKEN,
+)
 
 
 class Histogram:
@@ -28,14 +86,15 @@ class Histogram:
         counts[bisect_left(BUCKETS_S, seconds)] += 1
         self._sums[endpoint] += seconds  # type: ignore[assignment]
 
-    def lines(self, name: str) -> list[str]:
+    def samples(self) -> list[str]:
+        """Return the samples in the text format without the metric's name."""
         found = []
         for endpoint, counts in self._counts.items():
             label = f'endpoint="{endpoint}"'
             totals = list(accumulate(counts))
             for bound, total in zip([*map(str, BUCKETS_S), "+Inf"], totals, strict=True):
-                found.append(f'{name}_bucket{{{label},le="{bound}"}} {total}')
-            found += [f"{name}_sum{{{label}}} {self._sums[endpoint]:.6f}", f"{name}_count{{{label}}} {totals[-1]}"]
+                found.append(f'_bucket{{{label},le="{bound}"}} {total}')
+            found += [f"_sum{{{label}}} {self._sums[endpoint]:.6f}", f"_count{{{label}}} {totals[-1]}"]
         return found
 
 
@@ -49,7 +108,6 @@ class GatewayMetrics:
 
     def render(self, texts: int, revisions: Collection[RevisionBackend]) -> str:
         """Return all metrics in the Prometheus text format; `texts` is the number of completions in progress."""
-        shares = [f'{{revision="{each.route.revision}"}} {each.route.share / 100:g}' for each in revisions]
         ended = {each.route.revision: each.ended for each in revisions}
         mirrors = {each.route.revision: each.shadow.mirror_stats for each in revisions if each.shadow}
         shadowed = {
@@ -60,39 +118,31 @@ class GatewayMetrics:
             revision: {"same": seen.compared - seen.different, "different": seen.different}
             for revision, seen in mirrors.items()
         }
-        requests = [f'{{endpoint="{name}",status="{status}"}} {n}' for (name, status), n in self.requests.items()]
-        lines = [
-            *_family("requests_total", "counter", "Finished requests by endpoint and HTTP status.", requests),
-            *_family("requests_in_flight", "gauge", "Requests in progress.", [f" {self.in_flight}"]),
-            *_family("texts_in_flight", "gauge", "Completions in progress.", [f" {texts}"]),
-            *_by_reason("rejected_total", "Requests rejected because of API keys, rate or load.", self.rejected),
-            *_by_reason("broken_streams_total", "Streams that ended early, by reason.", self.broken),
-            *_family("revision_share_ratio", "gauge", "Share of new requests routed to a revision.", shares),
-            *_by_outcome("revision_requests_total", "Finished requests of a revision by outcome.", ended),
-            *_by_outcome("shadow_requests_total", "Requests mirrored to a revision, by outcome.", shadowed),
-            *_by_outcome("shadow_texts_total", "Mirrored greedy completions, by comparison result.", compared),
-        ]
-        for name, histogram, description in (
-            ("request_duration_seconds", self.duration, "Seconds from a request to the end of its response."),
-            ("time_to_first_token_seconds", self.first_token, "Seconds from a request to its first token."),
-        ):
-            lines += [*_family(name, "histogram", description, []), *histogram.lines(f"trtspec_openai_{name}")]
-        return "\n".join(lines) + "\n"
+        requests = (f'{{endpoint="{name}",status="{status}"}} {n}' for (name, status), n in self.requests.items())
+        shares = (f'{{revision="{each.route.revision}"}} {each.route.share / 100:g}' for each in revisions)
+        samples: dict[GatewayMetricSpec, Iterable[str]] = {
+            REQUESTS: requests,
+            IN_FLIGHT: [f" {self.in_flight}"],
+            TEXTS: [f" {texts}"],
+            REJECTED: _by_reason(self.rejected),
+            BROKEN: _by_reason(self.broken),
+            SHARE: shares,
+            REVISION_REQUESTS: _by_outcome(ended),
+            MIRRORED: _by_outcome(shadowed),
+            COMPARED: _by_outcome(compared),
+            DURATION: self.duration.samples(),
+            FIRST_TOKEN: self.first_token.samples(),
+        }
+        return "".join(f"{line}\n" for family in FAMILIES for line in family.lines(samples[family]))
 
 
-def _by_reason(name: str, description: str, counts: Counter[str]) -> list[str]:
-    return _family(name, "counter", description, [f'{{reason="{reason}"}} {n}' for reason, n in counts.items()])
+def _by_reason(counts: Mapping[str, int]) -> list[str]:
+    return [f'{{reason="{reason}"}} {n}' for reason, n in counts.items()]
 
 
-def _by_outcome(name: str, description: str, counts: Mapping[int, Mapping[str, int]]) -> list[str]:
-    samples = [
+def _by_outcome(counts: Mapping[int, Mapping[str, int]]) -> list[str]:
+    return [
         f'{{revision="{revision}",outcome="{outcome}"}} {n}'
         for revision, outcomes in counts.items()
         for outcome, n in outcomes.items()
     ]
-    return _family(name, "counter", description, samples)
-
-
-def _family(name: str, kind: str, description: str, samples: list[str]) -> list[str]:
-    name = f"trtspec_openai_{name}"
-    return [f"# HELP {name} {description}", f"# TYPE {name} {kind}", *(f"{name}{sample}" for sample in samples)]

@@ -2,8 +2,8 @@
 """The metrics of served models: their definitions, the counts of each request, and their report to Triton's /metrics.
 
 A call of Triton's metrics API takes 25 µs, and concurrent calls from two threads crash tritonserver 2.51
-(benchmarks/experiments/log.md). Each request therefore keeps only its latest counts, and one thread of the model adds
-the differences and reports them to Triton at most twice a second.
+(benchmarks/experiments/triton-python-backend.md). Each request therefore keeps only its latest counts, and one thread
+of the model adds the differences and reports them to Triton at most twice a second.
 """
 
 from __future__ import annotations
