@@ -29,8 +29,8 @@ from trtspec.checkpoints import source as sources
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.core.errors import DeployError
 from trtspec.core.paths import recipes_dir
-from trtspec.deployment.base import find_target
 from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.target import find_target
 from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import is_directory

@@ -71,9 +71,10 @@ def imported_packages(path: Path) -> set[str]:
 
 
 def backend_of(path: Path) -> str | None:
-    """Return the backend whose folder a module lies in."""
-    parts = path.relative_to(PACKAGE).parts
-    return parts[1] if parts[0] == "backends" and parts[1] in BACKENDS else None
+    """Return the backend of a module: that of its folder, or the one whose terms for a method it has."""
+    first, *rest = path.relative_to(PACKAGE).parts
+    name = {"backends": rest[0], "methods": path.stem}.get(first, "") if rest else ""
+    return name if name in BACKENDS else None
 
 
 def is_method_part(path: Path) -> bool:

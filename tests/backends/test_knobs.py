@@ -90,7 +90,7 @@ def test_confidence_requires_a_chain_with_draft_probabilities() -> None:
 def test_resolved_recipe_stores_knobs_and_old_recipes_get_defaults() -> None:
     recipe = resolved(speculation={"method": "ngram", **VALUES})
     said = recipe.speculation
-    assert said.schedule == (ScheduledLen(max_batch=4, draft_len=5),)
+    assert said.schedule == [ScheduledLen(max_batch=4, draft_len=5)]
     assert (said.verify, said.acceptance_rate_threshold, said.acceptance_window) == ("block", 0.4, 50)
     assert said.confidence == 0.5
     assert ResolvedRecipe.from_dict(recipe.as_dict()) == recipe

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trtspec.core.file_records import FileRecord
 from trtspec.core.files import (
     UnreadableFile,
     copy_tree,
@@ -25,6 +24,7 @@ from trtspec.core.files import (
     write_all,
 )
 from trtspec.core.hashing import file_sha256
+from trtspec.store.file_records import FileRecord
 
 
 def test_file_sha256_reads_the_whole_file_in_pieces(tmp_path: Path) -> None:

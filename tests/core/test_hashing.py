@@ -17,7 +17,6 @@ from blake3 import blake3
 
 from trtspec.core import hashing
 from trtspec.core.errors import TrtspecError
-from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import (
     GrowingDigest,
     Segments,
@@ -26,6 +25,7 @@ from trtspec.core.hashing import (
     file_digests,
     file_segments,
 )
+from trtspec.store.file_records import FileRecord
 
 SEGMENT = 10_000
 

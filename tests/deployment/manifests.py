@@ -8,13 +8,13 @@ from typing import Any
 
 from tests._support.manifests import resolved
 from trtspec.backends.common.steps import EmitRepository
-from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import segment_ranges
 from trtspec.deployment.containers import ContainerWorkload, make_workload
 from trtspec.deployment.options import DeployOptions
 from trtspec.planning.pipeline import Build, device_memory
 from trtspec.store.artifact import Artifact, BackendRecord, DeviceMemory, Manifest
 from trtspec.store.artifact_paths import REPOSITORY
+from trtspec.store.file_records import FileRecord
 
 DIGEST = "a" * 64
 IMAGE = f"registry.example/serving@sha256:{DIGEST}"

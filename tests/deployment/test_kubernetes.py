@@ -17,7 +17,7 @@ from tests.deployment import accepted
 from tests.deployment.manifests import IMAGE, manifest, workload_of
 from tests.doubles.fixtures import Installation
 from trtspec.core.errors import DeployError
-from trtspec.deployment.base import find_target
+from trtspec.deployment.target import find_target
 from trtspec.deployment.targets.kubernetes import _parse_state
 from trtspec.store.artifact import Manifest
 

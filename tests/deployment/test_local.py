@@ -19,10 +19,10 @@ from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.core.errors import DeployError, GateNotMet, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.core.ports import LOOPBACK
 from trtspec.core.processes import is_alive, session_processes, wait_until
-from trtspec.deployment.base import find_target
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.ports import choose_ports
+from trtspec.deployment.target import find_target
 from trtspec.deployment.targets import local
 from trtspec.deployment.targets.local import status, stop
 from trtspec.serving.triton.client import Client
@@ -284,7 +284,7 @@ def test_invalid_deployment_name_is_rejected(name: str) -> None:
 
 def test_local_target_is_found_and_misspelled_target_gets_a_suggestion() -> None:
     assert find_target("local") is local.TARGET
-    with pytest.raises(TrtspecError, match="unknown deploy target 'locl'; known: docker, kubernetes, local") as caught:
+    with pytest.raises(TrtspecError, match=r"unknown deploy target 'locl'; known: .*local") as caught:
         find_target("locl")
     assert caught.value.hint == "did you mean 'local'?"
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests._support.manifests import read_manifest, resealed, write_manifest
 from tests.conftest import Outcome, Run
-from trtspec.core.file_records import FileRecord
 from trtspec.store.artifact import load_manifest
+from trtspec.store.file_records import FileRecord
 
 BENCH: dict[str, Any] = {
     "format_version": 1,

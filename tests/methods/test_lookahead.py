@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trtspec.backends.tensorrt_llm.specs import MODES
+from trtspec.backends.tensorrt_llm.specs import modes
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import DraftShape
 from trtspec.methods.lookahead import METHOD, LookaheadOptions
@@ -18,7 +18,7 @@ def test_defaults_match_tensorrt_llm() -> None:
     assert METHOD.options().model_dump() == {
         "window": 4, "verification": 4, "ngram": 3,
     }  # fmt: skip
-    assert MODES["lookahead"] == "lookahead_decoding"
+    assert modes()["lookahead"] == "lookahead_decoding"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trtspec.backends.tensorrt_llm.specs import MODES
+from trtspec.backends.tensorrt_llm.specs import modes
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import DraftShape
 from trtspec.methods.ngram import METHOD, NgramOptions
@@ -14,7 +14,7 @@ from trtspec.methods.ngram import METHOD, NgramOptions
 def test_ngram_defaults_match_the_expected_values() -> None:
     assert METHOD.options() == NgramOptions(min_match=2, max_match=16)
     assert METHOD.default_draft_len == 8
-    assert MODES["ngram"] == "draft_tokens_external"
+    assert modes()["ngram"] == "draft_tokens_external"
     assert METHOD.draft_shape(METHOD.options(), 8) == DraftShape(max_depth=8, max_tokens=8)
 
 

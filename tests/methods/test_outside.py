@@ -25,12 +25,12 @@ PROMPT = "thethethe        "
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process in which the package Echo is installed."""
     section = EXTENDING.read_text().split("## A method\n")[1]
-    code, entries = (
-        re.search(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
-        for language in ("python", "toml")
-    )
+    code, for_vllm = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[:2]
+    entries = re.search(r"^```toml\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
+    entries += '[trtspec.methods.vllm]\necho = "echo_vllm:METHOD"\n'
     site = tmp_path_factory.mktemp("site")
     (site / "echo.py").write_text(code)
+    (site / "echo_vllm.py").write_text(for_vllm.replace("trtspec.methods.echo", "echo"))
     metadata = site / "echo-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: echo\nVersion: 1.0\n")
@@ -88,6 +88,13 @@ def test_plan_reports_the_plugin_method(recipe: Path, installed: dict[str, str])
         "acceptance": "exact",
         "build_arguments": [],  # no engine builder supports it
     }
+
+
+def test_plugin_method_is_planned_on_an_engine_that_it_describes(recipe: Path, installed: dict[str, str]) -> None:
+    recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: vllm\n"))
+    planned = run(installed, "plan", recipe, "--json").stdout
+    assert '"method": "ngram"' in planned
+    assert '"prompt_lookup_max": 2' in planned
 
 
 def test_method_without_its_plugin_is_unknown(recipe: Path) -> None:

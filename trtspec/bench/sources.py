@@ -22,12 +22,12 @@ from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError, TrtspecError
-from trtspec.core.file_records import FileRecord
 from trtspec.core.files import map_in_threads, read_bounded
 from trtspec.core.hashing import file_digests
 from trtspec.store.artifact import Manifest, load_manifest
 from trtspec.store.artifact_cache import find_source_location
 from trtspec.store.artifact_paths import TOKENIZER, checkpoint
+from trtspec.store.file_records import FileRecord
 
 HINT = "give its location with --source DIR"
 RECORD = "trtspec_training.json"

@@ -170,7 +170,7 @@ class NumpyArithmetic:
         for begin in range(0, len(bits), step):
             block = slice(begin, begin + step)
             values = to_floats(bits[block], dtype)
-            scales[block] = row_scales(values)
+            scales[block] = compute_row_scales(values)
             encoded[block] = to_e4m3(divide(values, scales[block]))
         return encoded, scales, self.count(bits, dtype)
 
@@ -181,8 +181,8 @@ def compute_scales(largest: Floats) -> Floats:
     return np.where(scales > 0, scales, ZERO_SCALE)
 
 
-def row_scales(values: Floats) -> Floats:
-    """Return the FP8 scale of each row, [rows, 1], of values [rows, columns]; non-finite values are ignored."""
+def compute_row_scales(values: Floats) -> Floats:
+    """Return the scale of each row [rows, 1] of values [rows, columns]; values that are not finite are ignored."""
     largest = np.maximum(values.max(1, keepdims=True, initial=0), -values.min(1, keepdims=True, initial=0))
     if not np.isfinite(largest).all():
         largest = np.abs(values).max(1, keepdims=True, initial=0, where=np.isfinite(values))

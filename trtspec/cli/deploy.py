@@ -32,7 +32,7 @@ KEYS = "TRTSPEC_OPENAI_KEYS"
 def deploy(
     artifact: Artifact,
     target: Annotated[
-        str, typer.Option(help="Deployment target: local (this machine), docker or kubernetes.")
+        str, typer.Option(help="Deployment target, such as local (this machine), docker or kubernetes.")
     ] = "local",
     name: Annotated[str | None, typer.Option(help="Deployment name (default: the recipe's name).")] = None,
     host: Annotated[
@@ -106,15 +106,16 @@ def deploy(
     """
     from trtspec.bench.gates import check_gate_names
     from trtspec.deployment.base import render as write
+    from trtspec.deployment.base import serves_in_containers
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
 
     settings = parse_target_settings(option or (), image)
     asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
     ports = {service: port for service, port in asked.items() if port is not None}
-    if openai_host is not None and target != "local":
+    if openai_host is not None and serves_in_containers(target):
         hint = "set the address in the compose file or manifest"
-        raise DeployError(f"--openai-host requires --target local, not {target}", hint=hint)
+        raise DeployError(f"target {target} does not support --openai-host", hint=hint)
     expected = parse_expected(manifest) if manifest else ""
     trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
     if render is not None:
@@ -154,7 +155,7 @@ def deploy(
         }
         print_unit(artifact, host, given, ["--wait-for-warmup"] if wait_warm else [], json=json)
         return
-    if target == "local" and os.geteuid() == 0 and is_first_time(ROOT_NOTE):
+    if os.geteuid() == 0 and not serves_in_containers(target) and is_first_time(ROOT_NOTE):
         warn(ROOT)
     skipped: list[SkippedCheck] = []
 

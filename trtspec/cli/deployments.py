@@ -188,13 +188,13 @@ def logs(
     Example: trtspec logs quickstart --lines 20
     """
     from trtspec.deployment.base import fetch_log
-    from trtspec.deployment.journal import DeploymentJournal
-    from trtspec.deployment.log import follow_log, last_lines, read_log
+    from trtspec.deployment.base import follow as follow_log
+    from trtspec.deployment.log import last_lines, read_log
 
     if json and follow:
         raise TrtspecError("--json and --follow are mutually exclusive", hint="omit one of them")
     if follow:
-        print_untrusted(follow_log(DeploymentJournal(name), lines))
+        print_untrusted(follow_log(name, lines))
         note(f"{name} has ended")
         return
     path = fetch_log(name).log

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of deploy targets, and the operations on the deployments of all targets.
-
-A module of `targets/` registers a target by defining `TARGET`; the target has the module's name.
-"""
+"""Deployments on any target: serving artifacts whose gates pass, and their status, logs, rollouts and removal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +16,7 @@ from trtspec.bench.gates import SkippedCheck, skipped_on_request
 from trtspec.bench.verify import deploy_estimate_s, deploy_load, ensure_gates, ensure_served_gates
 from trtspec.core.errors import DeployError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.paths import state_dir
-from trtspec.core.registry import find_extension
-from trtspec.deployment.containers import ContainerWorkload, RenderedFiles, make_workload, write_rendered
+from trtspec.deployment.containers import make_workload, write_rendered
 from trtspec.deployment.journal import (
     OVER,
     RUNNING,
@@ -33,40 +28,14 @@ from trtspec.deployment.journal import (
     deployment_names,
     status_document,
 )
+from trtspec.deployment.log import follow_log
 from trtspec.deployment.options import DeployOptions, OnEvent
 from trtspec.deployment.rollout.commands import roll_back, run_command, start_rollout
 from trtspec.deployment.rollout.state import PROMOTE, read_rollout
+from trtspec.deployment.target import DeployTarget, find_target
 from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Artifact, load_artifact
 from trtspec.store.artifact_paths import REPOSITORY
-
-
-@dataclass(frozen=True)
-class DeployTarget:
-    """The operations of a deploy target. Deployment names are unique across targets.
-
-    Attributes:
-        deploy: serves an artifact; returns after the first answered request, and leaves nothing running on failure. The
-            caller locks the deployment's name.
-        stop, status: stop a deployment, or return its status, by name; without `status`, the state is shown as in
-            `trtspec ps`.
-        state: returns the state without contacting the server, by default from its process on this machine.
-        render: returns the files that serve a workload in containers, which run `trtspec deploy` and thereby evaluate
-            the gates. The path is the artifact's model repository. Ports that the workload's options lack are chosen.
-            Raises DeployError for invalid options.
-        options: descriptions of the settings of `--target-option`, by name.
-        fetch_log: copies the log to this machine.
-        rollouts: true if the target's supervisor replaces a live artifact by another one in a rollout.
-    """
-
-    deploy: Callable[[DeploymentJournal, Artifact, DeployOptions], RunningDeployment]
-    stop: Callable[[str], dict[str, Any]]
-    status: Callable[[str], dict[str, Any]] | None = None
-    state: Callable[[DeploymentRecord], str] = attrgetter("state_now")
-    render: Callable[[ContainerWorkload, Path], RenderedFiles] | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    fetch_log: Callable[[DeploymentJournal], None] = lambda journal: None
-    rollouts: bool = False
 
 
 def deploy(
@@ -150,6 +119,11 @@ def render(root: Path, target: str, out: Path, options: DeployOptions) -> list[s
     artifact = load_artifact(root, options.manifest)
     with _os_errors_as_deploy_errors(out):
         return write_rendered(out, where.render(make_workload(artifact, options), root / REPOSITORY))
+
+
+def serves_in_containers(target: str) -> bool:
+    """Return whether a target serves in containers, whose files set what its servers may access."""
+    return find_target(target).render is not None
 
 
 def _check_settings(target: str, settings: Mapping[str, str]) -> None:
@@ -283,8 +257,21 @@ def _journal_with_rollouts(name: str) -> DeploymentJournal:
 def fetch_log(name: str) -> DeploymentJournal:
     """Fetch the log of a deployment to this machine and return the deployment's journal."""
     journal = DeploymentJournal(name)
-    deployment_target(name).fetch_log(journal)
+    if fetch := deployment_target(name).fetch_log:
+        fetch(journal)
     return journal
+
+
+def follow(name: str, lines: int) -> Iterator[bytes]:
+    """Return the last lines of a deployment's log and then new output, until its server has ended.
+
+    Raises DeployError if the server does not log to this machine.
+    """
+    journal = DeploymentJournal(name)
+    target = journal.read_existing().target
+    if find_target(target).fetch_log:
+        raise DeployError(f"the log of {name} is on {target}", hint="follow it there, or omit --follow")
+    return follow_log(journal, lines)
 
 
 def history(name: str) -> list[dict[str, Any]]:
@@ -296,12 +283,6 @@ def history(name: str) -> list[dict[str, Any]]:
 
 def deployment_target(name: str) -> DeployTarget:
     return find_target(DeploymentJournal(name).read_existing().target)
-
-
-def find_target(name: str) -> DeployTarget:
-    """Return a target by name; raises TrtspecError with the known names if it is unknown."""
-    target: DeployTarget = find_extension("trtspec.deployment.targets", "TARGET", name, "deploy target")
-    return target
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from trtspec.deployment.journal import RUNNING, STARTING, DeploymentJournal, Dep
 from trtspec.deployment.options import DEFAULT_PORTS, PORTS, DeployOptions, check_bindable
 from trtspec.deployment.process_group import ProcessSpec
 from trtspec.deployment.rollout.state import active_rollout
+from trtspec.deployment.target import find_target
 
 RESERVATION, LOCK = "ports.json", ".ports.lock"
 MAX_RESERVATION_BYTES = 1 << 16
@@ -156,8 +157,7 @@ def as_port_in_use(reason: str) -> PortInUse | None:
 
 
 def _may_bind(record: DeploymentRecord) -> bool:
-    is_here = record.target == "docker" or (record.target == "local" and record.is_running)
-    return is_here and record.state in (*STARTING, *RUNNING)
+    return record.state in (*STARTING, *RUNNING) and find_target(record.target).holds_ports(record)
 
 
 def _refused(port: int, host: str, reserved: Mapping[int, str]) -> str:

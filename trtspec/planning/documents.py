@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field, ValidationError
 from trtspec.checkpoints.safe_json import parse_object, repr_short
 from trtspec.core.diagnostics import simplify_pydantic_message
 from trtspec.core.errors import TrtspecError
-from trtspec.core.file_records import Sha256
 from trtspec.core.files import describe_read_error, read_bounded
+from trtspec.store.file_records import Sha256
 
 MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from trtspec.recipe.load import change_paths
 from trtspec.recipe.schema import (
@@ -28,8 +28,8 @@ from trtspec.recipe.schema import (
     Quantization,
     Recipe,
     Rollout,
-    ScheduledLen,
     Serving,
+    Speculation,
     StrictModel,
 )
 
@@ -61,22 +61,20 @@ class ResolvedModel(ModelSource):
     quantization: ResolvedQuantization
 
 
-class ResolvedSpeculation(StrictModel):
-    """Speculation settings; `draft_len` is the maximum number of consecutive drafted tokens, 0 for method `none`.
+class ResolvedSpeculation(Speculation):
+    """Speculation settings; `draft_len` is the maximum number of consecutive drafted tokens, 0 for method none.
 
-    With any `acceptance` rule but "exact" the output may differ from the target's. `acceptance_rate_threshold` and
-    `acceptance_window` are 0 if drafting never stops.
+    `acceptance` is the rule for accepting drafts; with any rule but "exact" the output differs from the target's.
+    `drafts` has the draft model instead of `draft`. Without a threshold `acceptance_rate_threshold` and
+    `acceptance_window` are 0.
     """
 
-    method: str
     draft_len: int
     acceptance: Literal["exact", "typical"]
+    draft: None = Field(default=None, exclude=True)
     drafts: tuple[ResolvedModel, ...]
     options: dict[str, Any]
-    schedule: tuple[ScheduledLen, ...] = ()  # the defaults from here on are for older manifests
-    confidence: float = 0.0
-    verify: Literal["standard", "block"] = "standard"
-    acceptance_rate_threshold: float = 0.0
+    acceptance_rate_threshold: float = 0.0  # older manifests lack this and other keys with a default
     acceptance_window: int = 0
 
 
@@ -206,9 +204,9 @@ def resolve_recipe(
             asked,
             draft_len=draft_len,
             acceptance=acceptance,
+            draft=None,
             drafts=(_model(draft, draft_dtype),) if draft else (),
             options=options,
-            schedule=tuple(asked.schedule),
         ),
         engine=_completed(
             ResolvedEngine,

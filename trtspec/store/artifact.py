@@ -25,7 +25,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trtspec.core.diagnostics import quote_value, simplify_pydantic_message
 from trtspec.core.errors import DigestMismatch, StepError, TrtspecError, os_error_remedy
-from trtspec.core.file_records import FileRecord, Sha256
 from trtspec.core.files import (
     create_file,
     describe_read_error,
@@ -44,6 +43,7 @@ from trtspec.core.hashing import Segments, copy_hashed, file_segments
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.store.artifact_paths import MANIFEST, REPORTS, unlisted
 from trtspec.store.digest import dump_checksummed_text, has_valid_checksum
+from trtspec.store.file_records import FileRecord, Sha256
 
 SCHEMA = "trtspec.manifest/3"
 MAX_BYTES = 16 << 20

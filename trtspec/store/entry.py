@@ -22,10 +22,10 @@ from typing import Annotated, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trtspec.core.diagnostics import simplify_pydantic_message
-from trtspec.core.file_records import FileRecord, Sha256
 from trtspec.core.files import fsync_path, replace_file, sync_directories
 from trtspec.core.hashing import Segments, file_segments
 from trtspec.store.digest import dump_checksummed, load_checksummed
+from trtspec.store.file_records import FileRecord, Sha256
 from trtspec.store.layout import Layout
 
 ENTRY_SCHEMA = "trtspec.entry/2"

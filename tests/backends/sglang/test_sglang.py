@@ -15,8 +15,9 @@ from tests.backends.sglang.cases import CASES, LLAMA, MODELS, NET, SCHEDULE, cas
 from tests.backends.source_contexts import facts, said, source_context
 from tests.conftest import Run
 from trtspec.backends.sglang import artifact
-from trtspec.backends.sglang.arguments import ALGORITHMS, adaptive_config, engine_arguments, releases
+from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
 from trtspec.backends.sglang.check import check
+from trtspec.backends.sglang.versions import methods, releases
 from trtspec.core.errors import DeployError
 from trtspec.methods.base import find_method
 
@@ -40,7 +41,7 @@ def test_cases_accepted_by_server_args_have_no_errors(name: str) -> None:
 
 
 def test_every_method_has_a_case() -> None:
-    assert {method for method, *_ in CASES.values()} == {*ALGORITHMS}
+    assert {method for method, *_ in CASES.values()} == {*methods()}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_newer_release_supports_all_methods_of_older_releases() -> None:
         assert all({*nets} <= {*after.nets[method]} for method, nets in before.nets.items())
         assert {*before.mtp_targets} <= {*after.mtp_targets}
     assert known[-1].version == NEWEST
-    assert {*known[-1].methods} == {*ALGORITHMS}
+    assert {*known[-1].methods} == {*methods()}
 
 
 def test_method_of_no_release_causes_no_sglang_diagnostics() -> None:

@@ -17,7 +17,6 @@ from tests._support.manifests import resolved
 from tests.serving.gateway.running import Fake, RunningGateway, fake_triton, serve_gateway, wait_until
 from tests.serving.triton.answering import response
 from tests.serving.triton.artifact import make_tokenizer
-from trtspec.core.file_records import FileRecord
 from trtspec.serving.gateway.command import same_text
 from trtspec.serving.gateway.config import (
     BackendStats,
@@ -31,6 +30,7 @@ from trtspec.serving.gateway.config import (
 )
 from trtspec.serving.gateway.router import router_stats_path
 from trtspec.store.artifact import BackendRecord, Manifest
+from trtspec.store.file_records import FileRecord
 
 OLD, NEW = 1, 2
 GONE = (grpc.StatusCode.UNAVAILABLE, "Socket closed")

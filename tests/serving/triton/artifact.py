@@ -10,11 +10,11 @@ from tests._support.manifests import resolved
 from tests._support.tiny import convert, make_llama
 from trtspec.backends.code_policy import ALLOW
 from trtspec.backends.embedded.artifact import repository_step
-from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import file_segments, file_sha256
 from trtspec.engine.settings import EngineSettings
 from trtspec.serving.triton.repository_writer import ServingSettings
 from trtspec.store.artifact import BackendRecord, Manifest, load_manifest
+from trtspec.store.file_records import FileRecord
 
 VOCAB = 257
 SERVING = ServingSettings(max_batch_size=16)

@@ -12,8 +12,8 @@ from blake3 import blake3
 
 from tests._support.durability import die_at, finish, start, synced  # noqa: F401
 from tests._support.manifests import resolved
-from trtspec.core.file_records import FileRecord
 from trtspec.store.artifact import BackendRecord, Manifest, StepRecord
+from trtspec.store.file_records import FileRecord
 
 Make = Callable[..., tuple[dict[str, Path], Manifest]]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.core.file_records import FileRecord
 from trtspec.core.hashing import Segments, file_segments
 from trtspec.store import artifact as artifact_module
 from trtspec.store.artifact import Manifest
 from trtspec.store.artifact_cache import remember_published, verify_changed
+from trtspec.store.file_records import FileRecord
 
 
 @pytest.fixture

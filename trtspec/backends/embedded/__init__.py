@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 from trtspec.backends.base import AutoSelection, Backend, deferred
@@ -18,8 +19,9 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import CheckpointError
 from trtspec.core.installation import DoctorCheck, check_package
 from trtspec.core.registry import extension_names
-from trtspec.engine.settings import EXTENDED_ROPE_KINDS
+from trtspec.engine.settings import EXTENDED_ROPE_KINDS, EngineSettings
 from trtspec.methods.dflash import detect_kind, special_keys
+from trtspec.recipe.schema import KNOBS
 
 PACKAGES = ("torch", "transformers", "tokenizers")
 
@@ -94,7 +96,7 @@ BACKEND = Backend(
     in_process=True,
     keeps_windows=True,
     stretches=EXTENDED_ROPE_KINDS,
-    knobs=frozenset({"schedule", "confidence", "verify"}),
+    knobs=frozenset({each.name for each in fields(EngineSettings)} & {*KNOBS}),
     warms=True,
     maps_vocabularies=lambda version, method: method == "draft_target",
     defaults=("trtspec", "nvidia", "model"),

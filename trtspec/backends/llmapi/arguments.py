@@ -3,7 +3,8 @@
 
 All keys except `triton_config` are arguments of LLM; NVIDIA/TensorRT-LLM:
 triton_backend/all_models/llmapi/tensorrt_llm/1/model.yaml@0ebb1536, tensorrt_llm/llmapi/llm_args.py. Names and fields
-of speculation come from the version's spec (backends/common/trtllm_versions). This module sets the values.
+of speculation come from the version's spec (backends/common/trtllm_versions), and the values of a method's options from
+`methods/NAME/llmapi.py`.
 """
 
 from __future__ import annotations
@@ -13,28 +14,22 @@ from typing import Any
 from trtspec.backends.common.checks import source_architecture
 from trtspec.backends.common.trtllm_versions import find_version_spec, minor_version
 from trtspec.backends.context import PlanContext, hub_revision
-from trtspec.methods.draft_head import mask_token
-from trtspec.methods.draft_target import DraftTargetOptions
-from trtspec.methods.eagle3 import Eagle3Options
-from trtspec.methods.ngram import NgramOptions
-from trtspec.methods.suffix import SuffixOptions
+from trtspec.backends.llmapi.methods import find_method
 from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
 from trtspec.recipe.schema import ScheduledLen
 
 KNOBS = frozenset({"schedule", "acceptance_rate_threshold", "acceptance_window"})
 # Default number of steps for the average acceptance rate: a few seconds, so that no single text dominates.
 WINDOW_STEPS = 1000
-# First minor version that drafts trees, and that verifies sampled requests against the target's own sample
-# (NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396; pulls 14745 and 15775).
-DRAFTS_TREES = SAMPLES_WITH_DRAFTS = (1, 3)
-# First minor version that applies a request's sampling options; earlier ones always take the argmax (Ataraksia/
+# Versions from here on verify sampled requests against the target's own sample (NVIDIA/TensorRT-LLM pulls 14745 and
+# 15775). In earlier ones eagle3 and mtp take the argmax
+# (NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/eagle3.py@001e6700), and draft_target accepts argmax drafts as if
+# they were sampled, which changes the distribution (model_drafter.py there, process_static_draft_outputs).
+SAMPLES_WITH_DRAFTS = (1, 3)
+# Versions from here on honour a request's sampling options; earlier ones always take the argmax (Ataraksia/
 # TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py@a451bf93, which merges 1.1.0rc6).
 SAMPLES = (1, 1)
-# Methods with exact sampling from 1.1 to 1.2. eagle3 and mtp take the argmax (NVIDIA/TensorRT-LLM:tensorrt_llm/
-# _torch/speculative/eagle3.py@001e6700); draft_target accepts argmax drafts as if they were sampled, which changes the
-# distribution (model_drafter.py there, process_static_draft_outputs).
-SAMPLING_METHODS = ("none", "ngram")
-# If false, a draft token is accepted if the target samples the same token, which also keeps the target's distribution.
+# Without it a draft token is accepted if the target samples the same token, which also keeps the target's distribution.
 REJECTION = "use_rejection_sampling"
 
 
@@ -81,7 +76,8 @@ def is_greedy_only(context: PlanContext) -> bool:
     minor = minor_version(context.version)
     if minor >= SAMPLES_WITH_DRAFTS:
         return False
-    return minor < SAMPLES or context.method_name not in SAMPLING_METHODS
+    method = context.method_name
+    return minor < SAMPLES or not (method == "none" or find_method(method).samples)
 
 
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
@@ -101,7 +97,7 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
         config[api.draft_key] = draft_path
     if kind.beside and target_architecture(context) in api.plain:  # its class does not support drafting inside
         config[kind.beside] = False
-    return config | _length_fields(context) | _option_fields(context)
+    return config | _length_fields(context) | {**find_method(method).fields(context)}
 
 
 def verifies_with_logits(context: PlanContext) -> bool:
@@ -111,38 +107,8 @@ def verifies_with_logits(context: PlanContext) -> bool:
 
 
 def step_tokens(context: PlanContext) -> int:
-    """Return the draft tokens per request and step; for PARD, a step also includes the next step's mask tokens.
-
-    Source: NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, PARDDecodingConfig.tokens_per_gen_step.
-    """
-    tokens = context.draft_shape.max_tokens
-    return 2 * tokens - 1 if context.method_name == "pard" else tokens
-
-
-def _option_fields(context: PlanContext) -> dict[str, Any]:
-    options = context.options
-    if isinstance(options, NgramOptions):
-        # a separate pool for each request, so that a text's repetitions are not drafted for another request
-        return {"max_matching_ngram_size": options.max_match, "is_public_pool": False}
-    if isinstance(options, Eagle3Options) and options.top_k:
-        return {
-            "use_dynamic_tree": True,
-            "dynamic_tree_max_topK": options.top_k,
-            "max_total_draft_tokens": context.draft_shape.max_tokens,
-        }
-    if isinstance(options, DraftTargetOptions) and "use_draft_logits" in context.recipe.speculation.options:
-        return {REJECTION: options.use_draft_logits} if verifies_with_logits(context) else {}
-    if isinstance(options, SuffixOptions):
-        # the longest match, also in other responses unless the recipe disables it
-        fields = {"max_matching_ngram_size": -1, "enable_global_pool": options.max_cached_requests > 0}
-        if "max_cached_requests" in context.recipe.speculation.options and options.max_cached_requests:
-            fields["global_pool_size"] = options.max_cached_requests
-        return fields
-    if context.method_name == "pard":
-        # explicit, because upstream prefers another key if config.json has two keys for the mask token
-        mask = mask_token(context.sources["draft"])
-        return {} if mask is None else {"mask_token_id": mask}
-    return {}
+    """Return the tokens of a request that a step verifies."""
+    return find_method(context.method_name).step_tokens(context.draft_shape.max_tokens)
 
 
 def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:

@@ -1,31 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a recipe against the LLM API of its version: errors that prevent serving, and settings without effect."""
+"""Check a recipe against the LLM API of its version: errors that prevent serving, and ignored settings.
+
+The checks of a single method are in `methods/NAME/llmapi.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from trtspec.backends.common import checks
-from trtspec.backends.common.checks import DRAFT, METHOD, OPTIONS, SCHEDULE, unused
+from trtspec.backends.common.checks import DRAFT, METHOD, SCHEDULE
 from trtspec.backends.common.trtllm_versions import VersionSpec, find_version_spec, minor_version, version_specs
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.llmapi import arguments
+from trtspec.backends.llmapi.methods import find_method
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.methods.dflash import block_size, is_dflash2
-from trtspec.methods.draft_target import DraftTargetOptions
-from trtspec.methods.eagle3 import Eagle3Options
-from trtspec.methods.mtp import count_layers
-from trtspec.methods.suffix import SuffixOptions
 
 THRESHOLD = "speculation.acceptance_rate_threshold"
 LLM_ARGS = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396"
-SUFFIX_SOURCE = f"{LLM_ARGS}, SADecodingConfig"
-SUFFIX_SLOTS = 1024
 LAST_WITH_TRANSFORMERS_4 = (1, 2)
 SAMPLER = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py, pulls 14745 and 15775"
-# Methods with drafters in the authors' format or in the speculators format.
-NETS = ("eagle3", "dflash", "dspark")
 # Additional norms of some EAGLE-3 heads.
 NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
 EAGLE3_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, Eagle3DraftModel"
@@ -34,9 +29,6 @@ MODELS = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models"
 INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineForCausalLM"
 LENGTHS_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/interface.py@00b6d5a2, support_dynamic_draft_len"
 GATE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, acceptance_rate_window_size"
-DFLASH2_SOURCE = "vllm-project/speculators:src/speculators/models/dflash2/core.py@v0.9.0"
-DSPARK_SOURCE = f"{LLM_ARGS}, TorchLlmArgs.validate_speculative_config"
-MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, MTPForCausalLM"
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
@@ -55,9 +47,9 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         message = f"TensorRT-LLM {context.version} does not sample from the target's distribution with method {method}"
         hint = "sampled requests are rejected; versions from 1.3 on serve them"
         yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
-    yield from _check_mtp(context)
-    yield from _check_head(context)
-    yield from _check_block_net(context)
+    yield from find_method(method).check(context)
+    if find_method(method).has_head:
+        yield from _check_head(context)
     yield from _check_quant_format(context)
     yield from _check_rotary_keys(context)
     yield from checks.check_draft_parallel(context, LLM_ARGS)
@@ -117,66 +109,14 @@ def _remedy(key: str, honours: Callable[[VersionSpec], bool]) -> str:
 
 
 def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
-    options = context.options
     message = "the PyTorch backend accepts exactly; only TensorRT engines support typical acceptance"
     yield from checks.check_acceptance(context, message, f"{LLM_ARGS}, EagleDecodingConfig")
     yield from checks.check_full_drafts(context, "the LLM API", LLM_ARGS)
     yield from checks.check_any_match(context, "the LLM API", LLM_ARGS)
-    is_greedy_draft = isinstance(options, DraftTargetOptions) and not options.use_draft_logits
-    if is_greedy_draft and not arguments.verifies_with_logits(context):
-        message = "the LLM API decides itself whether drafts are verified with their logits"
-        yield Diagnostic(f"{OPTIONS}.use_draft_logits", "not-supported", message, "remove it", source=LLM_ARGS)
-    if isinstance(options, Eagle3Options) and options.top_k:
-        yield from _check_tree(context, options.top_k)
-    if isinstance(options, SuffixOptions):
-        yield from _check_suffix(context, options)
-
-
-def _check_suffix(context: PlanContext, options: SuffixOptions) -> Iterable[Diagnostic]:
-    for key in ("max_tree_depth", "max_spec_factor", "min_token_prob"):
-        if key in context.recipe.speculation.options:
-            message = f"the LLM API's suffix automaton does not support {key}: it drafts what follows the longest match"
-            yield unused(f"{OPTIONS}.{key}", message, SUFFIX_SOURCE)
-    configured = context.recipe.speculation.options.get("max_cached_requests", 0)
-    least = context.recipe.engine.max_batch_size
-    if options.max_cached_requests and configured and not least <= options.max_cached_requests <= SUFFIX_SLOTS:
-        message = f"the LLM API caches {least} (max_batch_size) to {SUFFIX_SLOTS} texts"
-        hint = "remove it for the default size, or set 0 to match only within a text"
-        path = f"{OPTIONS}.max_cached_requests"
-        yield Diagnostic(path, "out-of-range", message, hint, source=SUFFIX_SOURCE)
-
-
-def _check_tree(context: PlanContext, top_k: int) -> Iterable[Diagnostic]:
-    path, shape = f"{OPTIONS}.top_k", context.draft_shape
-    most = top_k * shape.max_depth
-    if minor_version(context.version) < arguments.DRAFTS_TREES:
-        first = ".".join(map(str, arguments.DRAFTS_TREES))
-        message = f"the PyTorch backend drafts trees only from {first} on; {context.version} drafts a chain"
-        yield Diagnostic(path, "version", message, "remove top_k and nodes", source=f"{LLM_ARGS}, eagle_choices")
-    elif shape.max_tokens > most:
-        message = f"the tree has {shape.max_tokens} nodes, but the LLM API supports at most top_k * draft_len = {most}"
-        yield Diagnostic(f"{OPTIONS}.nodes", "out-of-range", message, source=f"{LLM_ARGS}, max_total_draft_tokens")
-
-
-def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
-    if context.method_name != "mtp":
-        return
-    config = context.sources["target"].config
-    layers, model_type = count_layers(config), str(config.get("model_type"))
-    if not layers:
-        yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: ngram")
-    elif 1 < layers < context.draft_shape.max_depth:
-        message = f"the target has {layers} MTP layers, one for each draft token"
-        yield Diagnostic("speculation.draft_len", "out-of-range", message, f"at most {layers}", source=MTP_SOURCE)
-    if model_type not in find_version_spec(context.version).api.methods["mtp"].models:
-        message = f"TensorRT-LLM {context.version} may not support MTP layers of {model_type}"
-        yield Diagnostic(METHOD, "version", message, severity="warning", source=MTP_SOURCE)
 
 
 def _check_head(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield problems of a drafter that is not in the format that the PyTorch backend reads."""
-    if context.method_name not in NETS:
-        return
+    """Yield problems of a drafter whose format differs from the one that the PyTorch backend reads."""
     config = context.sources["draft"].config
     if "speculators_model_type" in config:
         message = "the head is in the format of speculators; the LLM API expects its sizes at the top of config.json"
@@ -190,21 +130,6 @@ def _check_head(context: PlanContext) -> Iterable[Diagnostic]:
         message = f"the head has {positions} positions, fewer than max_seq_len {length}, and its RoPE table ends there"
         hint = "fewer drafts may be accepted beyond that position; measure with long texts"
         yield Diagnostic(DRAFT, "positions", message, hint, "warning", ROPE_SOURCE)
-
-
-def _check_block_net(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield an error for a DFlash2 net, and for a DSpark draft length that differs from the net's block size."""
-    method = context.method_name
-    if method == "dflash" and is_dflash2(context.sources["draft"]):
-        message = "the drafter is a DFlash2 net, whose convolutions and selector the LLM API's DFlash does not compute"
-        hint = "use a DFlash net, or a backend with a class for DFlash2 (docs/methods.md)"
-        yield Diagnostic(DRAFT, "class", message, hint, source=DFLASH2_SOURCE)
-    if method == "dspark" and (block := block_size(context.sources["draft"])):
-        depth = context.draft_shape.max_depth
-        if depth != block:
-            message = f"the LLM API drafts a DSpark net's whole block, {block} tokens, not {depth}"
-            hint = f"set speculation.draft_len: {block}"
-            yield Diagnostic("speculation.draft_len", "block-size", message, hint, source=DSPARK_SOURCE)
 
 
 def _check_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:

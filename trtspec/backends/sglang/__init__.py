@@ -7,8 +7,8 @@ from functools import partial
 
 from trtspec.backends.base import Backend, deferred, methods_of_releases
 from trtspec.backends.common.memory import plan_source_memory
-from trtspec.backends.sglang.arguments import releases
 from trtspec.backends.sglang.check import check
+from trtspec.backends.sglang.versions import releases
 
 BACKEND = Backend(
     summary="SGLang, in a Python model of Triton",

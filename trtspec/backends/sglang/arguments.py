@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about each SGLang release, and the arguments of SGLang's Engine for a recipe, which are fields of ServerArgs.
+"""A recipe's arguments of SGLang's Engine, the fields of its ServerArgs.
 
 Names are from sgl-project/sglang:python/sglang/srt/arg_groups/fields/*.py@v0.5.23. The thresholds that would make
 acceptance lossy (speculative_accept_threshold_single and _acc) keep their default, 1.0.
@@ -7,63 +7,14 @@ acceptance lossy (speculative_accept_threshold_single and _acc) keep their defau
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from trtspec.backends.context import PlanContext, hub_revision, online_format
-from trtspec.core.paths import load_package_yaml
-from trtspec.core.versions import KnownReleases
-from trtspec.methods.eagle import EagleOptions
-from trtspec.methods.eagle3 import Eagle3Options
-from trtspec.methods.ngram import NgramOptions
+from trtspec.backends.sglang.versions import methods
 from trtspec.recipe.resolve import resolve_max_num_tokens
 
 ADAPTIVE = "./1/adaptive.json"  # relative to the served model's directory, like every path of the document
 KV_CACHE = {"fp8": "fp8_e4m3"}
-# SGLang's algorithm names by trtspec's method names. UNO is omitted: it drafts with a LoRA adapter, which no method
-# has. Suffix decoding is omitted: NGRAM drafts a fixed number of tokens, independent of a match's length and counts.
-ALGORITHMS = {
-    "draft_target": "STANDALONE",
-    "ngram": "NGRAM",
-    "eagle": "EAGLE",
-    "eagle3": "EAGLE3",
-    "mtp": "NEXTN",
-    "dflash": "DFLASH",
-    "dspark": "DSPARK",
-}
-# methods that a release supports only for some classes of drafters
-CHECKPOINT_METHODS = ("eagle", "eagle3", "dflash", "dspark")
-BLOCK_METHODS = ("dflash", "dspark")  # they draft all tokens in one step
-
-
-@dataclass(frozen=True)
-class SglangRelease:
-    """An SGLang release; `nets` are its drafter classes by method, `mtp_targets` the target classes with MTP layers.
-
-    `schedule` is true if the draft length can depend on the number of requests. `block` is true if block verification
-    is supported.
-    """
-
-    version: str
-    nets: dict[str, list[str]]
-    mtp_targets: list[str]
-    schedule: bool
-    block: bool
-
-    @property
-    def methods(self) -> dict[str, str]:
-        """Return the release's algorithm names, by trtspec's method names."""
-        missing = {*CHECKPOINT_METHODS} - {*self.nets}
-        return {name: theirs for name, theirs in ALGORITHMS.items() if name not in missing}
-
-
-@cache
-def releases() -> dict[str, SglangRelease]:
-    """Return the known releases by version, oldest first; looking up another version returns the nearest release."""
-    entries = load_package_yaml(Path(__file__).with_name("versions.yaml"))
-    return KnownReleases({entry["version"]: SglangRelease(**entry) for entry in entries})
 
 
 def engine_arguments(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
@@ -94,14 +45,14 @@ def engine_arguments(context: PlanContext, target_path: str, draft_path: str | N
 
 
 def speculation(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
-    """Return the speculation arguments of Engine for a recipe with a drafter."""
-    recipe, shape = context.recipe.speculation, context.draft_shape
+    """Return the speculation arguments of a recipe with a drafter."""
+    recipe, shape, method = context.recipe.speculation, context.draft_shape, methods()[context.method_name]
     found: dict[str, Any] = {
-        "speculative_algorithm": ALGORITHMS[recipe.method],
-        "speculative_num_steps": 1 if recipe.method in BLOCK_METHODS else shape.max_depth,
-        "speculative_eagle_topk": tree_width(context),
+        "speculative_algorithm": method.name,
+        "speculative_num_steps": 1 if method.drafts_blocks else shape.max_depth,
+        "speculative_eagle_topk": method.tree_width(context.options),
         "speculative_num_draft_tokens": shape.max_tokens + 1,  # with the token that follows the accepted ones
-        **_option_fields(context),
+        **method.fields(context.options, shape),
     }
     if recipe.draft and draft_path:
         found["speculative_draft_model_path"] = draft_path
@@ -129,20 +80,3 @@ def adaptive_config(context: PlanContext) -> dict[str, Any]:
     if schedule and first <= context.recipe.engine.max_batch_size:
         found[str(first)] = {"candidate_steps": [0]}
     return found
-
-
-def tree_width(context: PlanContext) -> int:
-    """Return the number of children of each draft token; 1 for a chain."""
-    options = context.options
-    return options.top_k or 1 if isinstance(options, EagleOptions | Eagle3Options) else 1
-
-
-def _option_fields(context: PlanContext) -> dict[str, Any]:
-    options, depth = context.options, context.draft_shape.max_depth
-    if isinstance(options, NgramOptions):
-        # with a breadth of 1 its tree is a chain; its paths contain the match and the draft tokens
-        breadth = {f"speculative_ngram_{end}_bfs_breadth": 1 for end in ("min", "max")}
-        return {**breadth, "speculative_ngram_max_trie_depth": options.max_match + depth}
-    if context.method_name == "dspark":
-        return {"speculative_dspark_block_size": depth}  # DFLASH also counts the token before the draft tokens
-    return {}

@@ -13,7 +13,7 @@ from trtspec.backends.base import AutoSelection, Backend, Migration, deferred
 from trtspec.backends.common.trtllm_versions import find_version_spec, minors_with, offer_installed, version_specs
 from trtspec.backends.tensorrt_llm.placement import memory
 from trtspec.backends.tensorrt_llm.rules import check
-from trtspec.backends.tensorrt_llm.specs import MODES, speculation_arguments
+from trtspec.backends.tensorrt_llm.specs import modes, speculation_arguments
 from trtspec.backends.tensorrt_llm.toolchain import probes
 from trtspec.recipe.schema import Recipe
 
@@ -38,7 +38,7 @@ def versions() -> list[str]:
 
 BACKEND = Backend(
     summary="TensorRT engines, built for one GPU by one version",
-    methods=lambda: MODES,
+    methods=modes,
     memory=memory,
     plan=deferred(f"{__name__}.artifact:plan_artifact"),
     builds_engines=True,
@@ -49,7 +49,7 @@ BACKEND = Backend(
     versions=versions,
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
-    auto=AutoSelection(rank=1, offer=partial(offer_installed, PACKAGE, lambda: MODES, builds=True)),
+    auto=AutoSelection(rank=1, offer=partial(offer_installed, PACKAGE, modes, builds=True)),
     build_arguments=speculation_arguments,
     probes=probes,
     migrate=migrate,

@@ -7,6 +7,7 @@ engine equals the request.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,25 +19,13 @@ from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source_model import parallel_mapping
 from trtspec.core.diagnostics import Diagnostic, Severity, quote_value
 from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import discover_all
 from trtspec.methods.base import DraftShape
-from trtspec.methods.draft_target import DraftTargetOptions
-from trtspec.methods.redrafter import RedrafterOptions
 from trtspec.recipe.resolve import resolve_max_input_len, resolve_max_num_tokens
 
 # Speculation modes of NVIDIA/TensorRT-LLM:tensorrt_llm/commands/build.py@65f1d153.
 EXTERNAL, MEDUSA, EAGLE = "draft_tokens_external", "medusa", "eagle"
 LOOKAHEAD, REDRAFTER = "lookahead_decoding", "explicit_draft_tokens"
-
-# The modes by method; prompt lookup drafts outside the engine, like a draft model.
-MODES = {
-    "none": "",
-    "draft_target": EXTERNAL,
-    "ngram": EXTERNAL,
-    "medusa": MEDUSA,
-    "eagle": EAGLE,
-    "lookahead": LOOKAHEAD,
-    "redrafter": REDRAFTER,
-}
 # Medusa matches only ids, which is temperature 0 (NVIDIA/TensorRT-LLM:docs/source/legacy/advanced/
 # speculative-decoding.md@28af34e8, its limitations). Lookahead takes the argmax of the target's logits
 # (cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11). EAGLE is greedy without a threshold for typical
@@ -47,9 +36,36 @@ MASKED_MODES = (LOOKAHEAD, MEDUSA, REDRAFTER)  # the attention layers need a mas
 TOKENS_PER_BLOCK = 32  # of the paged KV cache
 
 
+@dataclass(frozen=True)
+class EngineMethod:
+    """A method of TensorRT engines, registered as `METHOD` of `methods/NAME/tensorrt_llm.py`.
+
+    Attributes:
+        mode: trtllm-build's speculative_decoding_mode.
+        is_greedy: returns whether an engine always takes the most probable token with the method's options, by default
+            whether its mode does.
+        uses_draft_logits: returns whether drafts are verified with the draft model's probabilities.
+        check: yields the problems of a recipe that concern this method alone.
+    """
+
+    mode: str
+    is_greedy: Callable[[Any], bool] | None = None
+    uses_draft_logits: Callable[[Any], bool] = lambda options: False
+    check: Callable[[PlanContext], Iterable[Diagnostic]] = lambda context: ()
+
+
+def engine_methods() -> dict[str, EngineMethod]:
+    return discover_all("trtspec.methods", "METHOD", "tensorrt_llm")
+
+
+def modes() -> dict[str, str]:
+    """Return the mode of each supported method."""
+    return {"none": ""} | {name: method.mode for name, method in engine_methods().items()}
+
+
 def speculation_mode(context: PlanContext) -> str:
-    """Return the mode of a recipe's method; "" for the method none and for unsupported methods."""
-    return MODES.get(context.method_name, "")
+    """Return the mode of a recipe's method, "" without a drafter and for unsupported methods."""
+    return modes().get(context.method_name, "")
 
 
 def speculation_arguments(method: str, shape: DraftShape) -> list[str]:
@@ -57,14 +73,15 @@ def speculation_arguments(method: str, shape: DraftShape) -> list[str]:
 
     max_draft_len counts all draft tokens (NVIDIA/TensorRT-LLM, tensorrt_llm/commands/build.py, 1.0 to 1.2).
     """
-    mode = MODES.get(method, "")
+    mode = modes().get(method, "")
     return ["--speculative_decoding_mode", mode, "--max_draft_len", str(shape.max_tokens)] if mode else []
 
 
 def is_greedy_only(context: PlanContext) -> bool:
     """Return whether the target's engine always takes the most probable token."""
-    if isinstance(context.options, RedrafterOptions):
-        return context.options.greedy
+    method = engine_methods().get(context.method_name)
+    if method and method.is_greedy:
+        return method.is_greedy(context.options)
     return speculation_mode(context) in GREEDY_MODES
 
 
@@ -182,7 +199,8 @@ def engine_specs(context: PlanContext) -> list[EngineSpec]:
 
 def uses_draft_logits(context: PlanContext) -> bool:
     """Return whether drafts are verified with the draft model's probabilities."""
-    return isinstance(context.options, DraftTargetOptions) and context.options.use_draft_logits
+    method = engine_methods().get(context.method_name)
+    return bool(method and method.uses_draft_logits(context.options))
 
 
 def build_arguments(role: Role, context: PlanContext) -> list[str]:

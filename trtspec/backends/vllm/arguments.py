@@ -12,10 +12,7 @@ from typing import Any
 from trtspec.backends.common.memory import plan_source_memory
 from trtspec.backends.context import PlanContext, hub_revision, online_format
 from trtspec.backends.vllm.check import has_other_vocabulary
-from trtspec.backends.vllm.versions import PARALLEL, releases
-from trtspec.methods.base import Options
-from trtspec.methods.ngram import NgramOptions
-from trtspec.methods.suffix import SuffixOptions
+from trtspec.backends.vllm.versions import methods, releases
 from trtspec.recipe.resolve import resolve_max_num_tokens
 from trtspec.recipe.schema import ModelSource, ScheduledLen
 
@@ -48,15 +45,15 @@ def model_json(context: PlanContext, target_path: str, draft_path: str | None) -
 
 
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
-    """Return vLLM's speculative_config for a method other than none; vLLM drafts trees as chains."""
-    speculation, method = context.recipe.speculation, context.method_name
+    """Return vLLM's speculative_config; the method is not "none". Trees are drafted as chains."""
+    speculation, method = context.recipe.speculation, methods()[context.method_name]
     config: dict[str, Any] = {
-        "method": releases()[context.version].methods[method],
+        "method": method.name,
         "num_speculative_tokens": context.draft_shape.max_depth,
-        **_option_fields(context.options),
+        **method.fields(context.options),
         **_feature_fields(context),
     }
-    if method in PARALLEL:
+    if method.in_parallel:
         config["parallel_drafting"] = True
     if (draft := speculation.draft) and draft_path:
         config |= {"model": draft_path, **_revision(draft, draft_path)}
@@ -65,14 +62,6 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
             config |= {"draft_tensor_parallel_size": tensor, **_online(context, "draft", draft)}
             config |= {"use_heterogeneous_vocab": True} if has_other_vocabulary(context) else {}
     return config
-
-
-def _option_fields(options: Options) -> dict[str, Any]:
-    if isinstance(options, NgramOptions):
-        return {"prompt_lookup_min": options.min_match, "prompt_lookup_max": options.max_match}
-    if isinstance(options, SuffixOptions):
-        return {f"suffix_decoding_{name}": value for name, value in options.model_dump().items()}
-    return {}
 
 
 def _feature_fields(context: PlanContext) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a recipe and its drafter against its version of vLLM: errors that prevent serving, and ignored settings.
 
-vLLM silently ignores Medusa tensors with unknown names. A draft model with another vocabulary can draft the tokens that
-both vocabularies share (use_heterogeneous_vocab, arXiv:2502.05202).
+The checks of a single method are in `methods/NAME/vllm.py`. A draft model with another vocabulary drafts shared tokens
+(use_heterogeneous_vocab, arXiv:2502.05202).
 """
 
 from __future__ import annotations
@@ -11,21 +11,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trtspec.backends.common import checks
-from trtspec.backends.common.checks import DRAFT, METHOD, OPTIONS, SCHEDULE, VERIFY, source_architecture, unused
+from trtspec.backends.common.checks import DRAFT, METHOD, OPTIONS, SCHEDULE, VERIFY, source_architecture
 from trtspec.backends.context import PlanContext
-from trtspec.backends.vllm.versions import PARALLEL, VllmRelease, cite, having, releases
+from trtspec.backends.vllm.versions import VllmRelease, cite, having, methods, releases
 from trtspec.checkpoints.source import Source
 from trtspec.checkpoints.tokenizer import check_tokenizers
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.dflash import block_size
 from trtspec.methods.eagle3 import AUX_LAYERS
-from trtspec.methods.medusa import LISTED
-from trtspec.methods.mtp import count_layers
 
 LENGTHS = "num_speculative_tokens_per_batch_size"
-# the proposers of these methods assert the full draft length, or allocate a block of it once
-ONE_LENGTH = ("suffix", "medusa", "dflash", "dspark", *PARALLEL)
 # vLLM derives the drafter's class by adding this prefix to the architecture in its config.json
 PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": ""}
 AS_NAMED = ("LiLiCorrDraftModel",)
@@ -35,9 +31,6 @@ CONVERTS = "use a backend that converts checkpoints"
 REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"
 SPECULATORS = "transformers_utils/configs/speculators/algos.py"
 RUNNER = "vllm-project/vllm:vllm/v1/worker/gpu_model_runner.py@v0.32.0, _get_eagle3_aux_layers_from_config"
-NAMES = "maps_medusa_names"
-LOADER, CONFIG = "model_executor/models/medusa.py", "transformers_utils/configs/medusa.py"
-HIDDEN_SIZE = 4096  # vLLM's default for a missing key in the heads' config.json
 FIELD = "use_heterogeneous_vocab"
 
 
@@ -48,7 +41,7 @@ def _check_features(context: PlanContext, release: VllmRelease) -> Iterable[Diag
         message = f"vLLM {release.version} does not adapt the draft length to the batch size"
         hint = having(lambda each: LENGTHS in each.fields)
         yield Diagnostic(SCHEDULE, "version", message, hint, source=cite(release))
-    elif speculation.schedule and speculation.method in ONE_LENGTH:
+    elif speculation.schedule and methods()[speculation.method].fixed_length:
         message = f"vLLM does not adapt the draft length of {speculation.method} to the batch size"
         yield Diagnostic(SCHEDULE, "not-supported", message, "remove schedule", source=cite(release, "v1/spec_decode"))
     if speculation.verify == "block" and (message := _block_rejection(context, release)):
@@ -64,10 +57,10 @@ def _block_rejection(context: PlanContext, release: VllmRelease) -> str:
     method = context.method_name
     if "block" not in release.rules or "runs_v2" not in release.does:
         return f"vLLM {release.version} does not support block verification for every target"
-    if method in ("ngram", "suffix"):
+    if context.method.draft_passes == "none":
         same = "so block verification accepts the same tokens as standard"
         return f"{method} does not provide draft probabilities, {same}"
-    v1 = release.methods[method] in release.not_in_v2 or method in PARALLEL
+    v1 = release.methods[method] in release.not_in_v2 or methods()[method].in_parallel
     if v1 or (context.method.drafts_with == "model" and has_other_vocabulary(context)):
         return f"vLLM runs this drafter on its V1 model runner, which verifies {method} token by token"
     return ""
@@ -81,10 +74,9 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         return
     if method != "none":
         yield from _check_options(context, cite(release))
-        yield from _check_mtp(context, release)
+        yield from methods()[method].check(context, release)
         yield from _check_parallel(context, release)
         yield from _check_drafter(context, release)
-        yield from _check_medusa(context, release)
         yield from _check_features(context, release)
         yield from _check_vocabulary(context)
     yield from checks.check_online(context, "vLLM", release.online)
@@ -97,41 +89,13 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
-    speculation, draft_shape = context.recipe.speculation, context.draft_shape
+    draft_shape = context.draft_shape
     message = "vLLM accepts drafts exactly; typical acceptance is not supported"
     yield from checks.check_acceptance(context, message, source)
     yield from checks.check_full_drafts(context, "vLLM", source)
-    if "use_draft_logits" in speculation.options and speculation.verify != "block":
-        message = "vLLM drafts and verifies greedily chosen tokens, without draft probabilities"
-        yield unused(f"{OPTIONS}.use_draft_logits", message, f"{source}, draft_sample_method")
-    if speculation.method == "suffix":
-        message = "vLLM needs arctic-inference for suffix decoding, which its containers do not include"
-        hint = "pip install arctic-inference==0.1.1 in vLLM's environment"
-        yield Diagnostic(METHOD, "needs-package", message, hint, "warning", source=source)
     if draft_shape.max_tokens > draft_shape.max_depth:
         message = f"vLLM drafts a chain of {draft_shape.max_depth} tokens, not the tree's {draft_shape.max_tokens}"
         yield Diagnostic(OPTIONS, "tree", message, severity="warning", source=source)
-
-
-def _check_mtp(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
-    if context.method_name != "mtp":
-        return
-    source, depth = context.sources["target"], context.draft_shape.max_depth
-    layers = count_layers(source.config)
-    if not layers:
-        yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: ngram")
-    elif depth > layers and depth % layers:
-        message = f"the target's {layers} MTP layers are used in turn, and {depth} is not a multiple of {layers}"
-        yield Diagnostic("speculation.draft_len", "out-of-range", message, source=f"{cite(release)}, n_predict")
-    if not _has_mtp_layers(release, source):
-        message = f"vLLM {release.version} does not draft with MTP layers of {source.config.get('model_type')}"
-        hint = having(lambda each: _has_mtp_layers(each, source)) or "use method: ngram"
-        yield Diagnostic(METHOD, "version", message, hint, source=cite(release))
-
-
-def _has_mtp_layers(release: VllmRelease, source: Source) -> bool:
-    by_type = source.config.get("model_type") in release.mtp_models
-    return by_type or source_architecture(source) in release.mtp_architectures
 
 
 def _check_parallel(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
@@ -239,27 +203,10 @@ def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable
         yield Diagnostic("target.model", "version", message, hint, source=cite(release, INTERFACES))
 
 
-def _check_medusa(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield problems for missing keys in the config.json of Medusa heads, and for tensor names unknown to vLLM."""
-    if context.method_name != "medusa":
-        return
-    net, wanted = context.sources["draft"], context.sources["target"].config.get("hidden_size", HIDDEN_SIZE)
-    if NAMES not in release.does and not LISTED.blocks(net):
-        message = f"vLLM {release.version} does not recognize the names of the heads' tensors and ignores them"
-        hint = f"trtspec convert-draft --to vllm renames them; {having(lambda each: NAMES in each.does)}"
-        yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, LOADER))
-    if (size := net.config.get("hidden_size", HIDDEN_SIZE)) != wanted:
-        message = f"vLLM expects hidden states of size {size} for the heads, but the target's size is {wanted}"
-        hint = f"set hidden_size: {wanted} in the heads' config.json"
-        yield Diagnostic(DRAFT, "hidden-size", message, hint, source=cite(release, CONFIG))
-    if any(name.endswith("linear.bias") for name in net.tensors) and not net.config.get("medusa_fc_bias"):
-        message, hint = "vLLM ignores the heads' biases", "set medusa_fc_bias: true in the heads' config.json"
-        yield Diagnostic(DRAFT, "net-bias", message, hint, "warning", source=cite(release, LOADER))
-
-
 def supports_heterogeneous_vocab(version: str, method: str) -> bool:
-    """Return whether a release supports a draft model whose vocabulary differs from the target's."""
-    return method == "draft_target" and FIELD in releases()[version].fields
+    """Return whether a release supports a draft model whose tokens differ from the target's."""
+    theirs = methods().get(method)
+    return bool(theirs and theirs.maps_vocabularies) and FIELD in releases()[version].fields
 
 
 def has_other_vocabulary(context: PlanContext) -> bool:

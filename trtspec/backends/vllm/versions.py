@@ -1,32 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features of each vLLM release; the facts are in versions.yaml and were read from the releases' wheels."""
+"""The features of each vLLM release, and the methods that vLLM runs.
+
+The facts of releases are in versions.yaml, read from their wheels. A method is described by `methods/NAME/vllm.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trtspec.backends.context import PlanContext
+from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.paths import load_package_yaml
+from trtspec.core.registry import discover_all
 from trtspec.core.versions import KnownReleases
 
 DATA = Path(__file__).with_name("versions.yaml")
-METHODS = {
-    "draft_target": "draft_model",
-    "pard": "draft_model",
-    "ngram": "ngram",
-    "suffix": "suffix",
-    "medusa": "medusa",
-    "eagle": "eagle",
-    "eagle3": "eagle3",
-    "p_eagle": "eagle3",
-    "mtp": "mtp",
-    "dflash": "dflash",
-    "dspark": "dspark",
-}
-PARALLEL = ("pard", "p_eagle")  # with parallel_drafting
 QUANTIZATIONS = {"fp8": "fp8", "fp8_rowwise": "fp8_per_channel"}
 
 
@@ -70,13 +62,38 @@ class VllmRelease:
 
     @property
     def methods(self) -> dict[str, str]:
-        """Return vLLM's method names, by trtspec's method names."""
-        return {ours: theirs for ours, theirs in METHODS.items() if theirs in self.speculative}
+        """Return vLLM's names of its methods, by trtspec's method names."""
+        return {ours: theirs.name for ours, theirs in methods().items() if theirs.name in self.speculative}
 
     @property
     def online(self) -> dict[str, str]:
         """Return vLLM's names of the formats to which it quantizes on load, by the recipe's names."""
         return {ours: theirs for ours, theirs in QUANTIZATIONS.items() if theirs in self.formats}
+
+
+@dataclass(frozen=True)
+class VllmMethod:
+    """A method in vLLM's terms, registered as `METHOD` of `methods/NAME/vllm.py`.
+
+    Attributes:
+        name: `method` in vLLM's speculative_config; a release supports the method if it has that name.
+        fields: returns the method's options as fields of speculative_config.
+        in_parallel: the draft model drafts all tokens in one pass (parallel_drafting).
+        fixed_length: the proposer asserts the full draft length, or allocates a block of it once.
+        maps_vocabularies: releases with use_heterogeneous_vocab support a draft with another vocabulary.
+        check: yields the problems of a recipe that concern this method alone.
+    """
+
+    name: str
+    fields: Callable[[Any], Mapping[str, Any]] = lambda options: {}
+    in_parallel: bool = False
+    fixed_length: bool = False
+    maps_vocabularies: bool = False
+    check: Callable[[PlanContext, VllmRelease], Iterable[Diagnostic]] = lambda context, release: ()
+
+
+def methods() -> dict[str, VllmMethod]:
+    return discover_all("trtspec.methods", "METHOD", "vllm")
 
 
 FACTS = tuple(VllmRelease.__dataclass_fields__)[2:]

@@ -18,7 +18,6 @@ from typing import Any
 
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.processes import sigterm_as_interrupt
-from trtspec.deployment.base import DeployTarget
 from trtspec.deployment.container_errors import DOCKER_CAUSES, ToolFailed, run_tool
 from trtspec.deployment.containers import (
     ALIVE_S,
@@ -49,6 +48,7 @@ from trtspec.deployment.journal import (
 )
 from trtspec.deployment.options import DeployOptions, exposure_warning
 from trtspec.deployment.ports import former_ports, reserved_ports
+from trtspec.deployment.target import DeployTarget
 from trtspec.store.artifact import Artifact
 from trtspec.store.artifact_paths import REPOSITORY
 
@@ -266,4 +266,5 @@ TARGET = DeployTarget(
     render=render_docker,
     options={"image": "serving image, NAME@sha256:..."},
     fetch_log=fetch_log,
+    holds_ports=lambda record: True,  # docker holds the ports of its containers, whatever runs here
 )

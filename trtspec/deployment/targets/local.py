@@ -30,7 +30,6 @@ from trtspec.core.processes import (
     stop_session,
     wait_until,
 )
-from trtspec.deployment.base import DeployTarget
 from trtspec.deployment.gateway import gateway_process, is_gateway_ready, wait_for_first_response
 from trtspec.deployment.health import request_text
 from trtspec.deployment.journal import (
@@ -47,6 +46,7 @@ from trtspec.deployment.options import PORTS, DeployOptions
 from trtspec.deployment.ports import PortInUse, as_port_in_use, former_ports, reserved_ports
 from trtspec.deployment.process_group import read_process_specs, write_process_specs
 from trtspec.deployment.revision import new_token, next_revision, remove_old_revisions, stage_revision
+from trtspec.deployment.target import DeployTarget
 from trtspec.serving.triton.hardening import without_secrets
 from trtspec.serving.triton.server import EXIT_TIMEOUT_S, remove_shared_memory
 from trtspec.store.artifact import Artifact

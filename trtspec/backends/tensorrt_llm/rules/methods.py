@@ -13,8 +13,6 @@ from trtspec.backends.tensorrt_llm.rules import sources
 from trtspec.backends.tensorrt_llm.specs import engine_specs, speculation_mode
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.core.diagnostics import Diagnostic
-from trtspec.methods.eagle import EagleOptions
-from trtspec.methods.lookahead import LookaheadOptions
 
 METHOD, VERIFY = "speculation.method", "verify the artifact"
 
@@ -102,12 +100,10 @@ def check_no_schedule(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("speculation.schedule", "not-supported", message, hint, source=source)
 
 
-def check_eagle_tree(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield an error for a dynamic EAGLE tree, whose option the Triton backend does not pass to the executor."""
-    if isinstance(context.options, EagleOptions) and context.options.dynamic and speculation_mode(context):
-        message = "Triton cannot serve a dynamic tree (EAGLE-2): its backend passes on only eagle_choices"
-        path, hint = "speculation.options.dynamic", "remove dynamic"
-        yield Diagnostic(path, "not-supported", message, hint, source=sources.TRITON)
+def check_method(context: PlanContext) -> Iterator[Diagnostic]:
+    """Further problems of a single method are found by its folder, `methods/NAME/tensorrt_llm.py`."""
+    if method := specs.engine_methods().get(context.method_name):
+        yield from method.check(context)
 
 
 def check_greedy_only(context: PlanContext) -> Iterator[Diagnostic]:
@@ -126,22 +122,6 @@ def check_upstream_examples(context: PlanContext) -> Iterator[Diagnostic]:
         names = ", ".join(known)
         message = f"upstream has {context.method_name} examples for {names}, not {target.config.architecture}"
         yield Diagnostic(METHOD, "architecture", message, VERIFY, "warning", source)
-
-
-def check_lookahead_sizes(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield a problem for lookahead sizes that draft nothing, or that are too small to be useful."""
-    options = context.options
-    if not isinstance(options, LookaheadOptions) or not speculation_mode(context):
-        return
-    sizes = (options.window, options.ngram, options.verification)
-    if context.draft_shape.max_tokens == 0:
-        message = f"window, ngram and verification {sizes} draft nothing, but a lookahead engine needs space for drafts"
-        source = f"{sources.LOOKAHEAD_README}, triton-inference-server/tensorrtllm_backend#710"
-        hint = "at least (2, 2, 1), or method: none"
-        yield Diagnostic("speculation.options", "out-of-range", message, hint, source=source)
-    elif any(size < least for size, least in zip(sizes, (2, 2, 1), strict=True)):
-        message = f"window, ngram and verification {sizes} are below (2, 2, 1), the minimum for useful lookahead"
-        yield Diagnostic("speculation.options", "out-of-range", message, None, "warning", sources.LOOKAHEAD_README)
 
 
 def check_logits_shape(context: PlanContext) -> Iterator[Diagnostic]:

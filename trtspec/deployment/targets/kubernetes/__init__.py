@@ -18,7 +18,6 @@ from typing import Any
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.files import read_bounded, replace_file
 from trtspec.core.ports import LOOPBACK
-from trtspec.deployment.base import DeployTarget
 from trtspec.deployment.container_errors import KUBECTL_CAUSES, ToolFailed, run_tool
 from trtspec.deployment.containers import (
     MAX_GRACE_S,
@@ -39,6 +38,7 @@ from trtspec.deployment.journal import (
     staged_record,
 )
 from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.target import DeployTarget
 from trtspec.deployment.targets.kubernetes import operators, workloads
 from trtspec.deployment.targets.kubernetes.workloads import ClusterSettings, ClusterWorkload, cluster_workload
 from trtspec.store.artifact import Artifact
