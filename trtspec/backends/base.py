@@ -40,7 +40,8 @@ class ArtifactPlan:
     `tools` and `gpu` are the builder and device that the manifest records. `notes` are remarks for users, and `facts`
     their machine-readable form, by key of `plan --json`. `problems` returns the objections of the installed tools; it
     is slow, and only builds call it. `lacks` maps the directory of a step to the reason why this machine cannot run
-    the step. `devices` are the devices that steps may use.
+    the step. `devices` are the devices that steps may use. `keys_are_final` is False if keys depend on something that
+    only a build finds out, such as the digest of an image's tag.
     """
 
     steps: Mapping[str, Step]
@@ -51,6 +52,7 @@ class ArtifactPlan:
     problems: Callable[[], list[str]] = list
     lacks: Mapping[str, Diagnostic] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    keys_are_final: bool = True
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
 from trtspec.core.errors import DeployError
 from trtspec.core.files import replace_file
+from trtspec.core.image_references import IMAGE_BY_DIGEST
 from trtspec.core.installation import __version__
 from trtspec.core.registry import did_you_mean
 from trtspec.deployment.options import DEFAULT_PORTS, DeployOptions
-from trtspec.recipe.schema import IMAGE
 from trtspec.store.artifact import Artifact, Manifest
 from trtspec.store.artifact_paths import CHECKPOINTS, ENGINES
 
@@ -202,7 +202,7 @@ def dns_label(name: str) -> str:
 
 def check_image(image: str, workload: ContainerWorkload) -> str:
     """Return an image reference with a digest; raise DeployError, with instructions, for any other."""
-    if re.fullmatch(IMAGE, image):
+    if re.fullmatch(IMAGE_BY_DIGEST, image):
         return image
     bases = workload.serving.images(workload.manifest.recipe.engine.version)
     made = f" from {bases[0]}" if bases else ""

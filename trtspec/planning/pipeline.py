@@ -84,8 +84,13 @@ class Build:
 
     @property
     def is_read(self) -> bool:
-        """Return whether all sources were read, so that step keys are final."""
+        """Return whether all sources were read."""
         return all(files.is_read for files in self.files)
+
+    @property
+    def keys_are_final(self) -> bool:
+        """Return whether everything that step keys depend on is known."""
+        return self.is_read and self.artifact.keys_are_final
 
     @property
     def target_key(self) -> str:
@@ -388,14 +393,23 @@ def plan_runnable(
     """Return a build that can run, of a recipe that was just `checked`, at least until the steps of that name.
 
     Missing sources are downloaded unless their metadata are cached and the store has every step that reads them.
-    RecipeError as for `prepare_sources` and `plan_build`.
+    RecipeError as for `prepare_sources` and `plan_build`, and if this machine lacks a tool or cannot get its image.
     """
     if checked.context:
         build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
+        _check_tools(loaded, build, store, until)
         if not (build.until(until) if until else build).needs_sources(store):
             return build
     prepare_sources(loaded, on_progress)
-    return plan_build(loaded, read_all=True, on_read=on_read)
+    build = plan_build(loaded, read_all=True, on_read=on_read)
+    _check_tools(loaded, build, store, until)
+    return build
+
+
+def _check_tools(loaded: LoadedRecipe, build: Build, store: Store, until: str) -> None:
+    """Raise RecipeError with the reasons why steps that have to run cannot run on this machine."""
+    if lacks := (build.until(until) if until else build).missing_tools(store):
+        raise RecipeError([loaded.located(each) for each in lacks])
 
 
 def _output_problems(out: Path) -> Iterable[Diagnostic]:
@@ -419,6 +433,6 @@ def _machine_problems(
     if until:
         build, out = build.until(until), store.root
     found = build.missing_tools(store)
-    if build.is_read:  # otherwise keys are not final, and the steps may be in the store
+    if build.keys_are_final:  # otherwise the steps may be in the store
         found += build.disk_problems(store, out)
     return [loaded.located(each) for each in found]

@@ -15,6 +15,7 @@ from typing import Any
 
 from trtspec.core.errors import DeployError
 from trtspec.core.gpus import GPUS
+from trtspec.core.image_references import IMAGE_BY_DIGEST
 from trtspec.deployment.containers import (
     ALIVE_S,
     ARTIFACT,
@@ -32,7 +33,6 @@ from trtspec.deployment.containers import (
     parse_settings,
     quantity,
 )
-from trtspec.recipe.schema import IMAGE
 
 FORMS = ("deployment", "kserve", "dynamo")
 MODELPACK = "model.csi.modelpack.org"  # the driver of modelpack/model-csi-driver
@@ -101,9 +101,9 @@ class ClusterSettings:
         claim = what.partition("/")[0]
         if kind == "pvc" and LABEL.fullmatch(claim) and ".." not in self.subdirectory.split("/"):
             return {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-        if kind == "image" and re.fullmatch(IMAGE, what):
+        if kind == "image" and re.fullmatch(IMAGE_BY_DIGEST, what):
             return {"image": {"reference": what, "pullPolicy": "IfNotPresent"}}
-        if kind == "modelpack" and re.fullmatch(IMAGE, what):
+        if kind == "modelpack" and re.fullmatch(IMAGE_BY_DIGEST, what):
             return {
                 "csi": {"driver": MODELPACK, "readOnly": True, "volumeAttributes": {f"{MODELPACK}/reference": what}}
             }
