@@ -262,7 +262,8 @@ class Engine(StrictModel):
         default="auto", description="Engine that runs the model (each backend is a folder); auto lets the plan choose"
     )
     version: Annotated[str, Field(pattern=VERSION)] | None = Field(
-        default=None, description="The backend's version; by default the installed one, else the newest known"
+        default=None,
+        description="The backend's version; default: the installed one, else the backend's (docs/recipe.md)",
     )
     device: Literal["gpu", "cpu"] | None = Field(
         default=None, description="Device type, for engines that need it; the default is a GPU"
