@@ -23,7 +23,7 @@ import pytest
 from tests._support.shapes import Shape, make_checkpoints, shapes
 from tests.conftest import Run
 from tests.deployment import accepted
-from tests.deployment.manifests import IMAGE, manifest_of, repository_of, workload_of
+from tests.deployment.manifests import IMAGE
 from trtspec.backends.serving import ServingHooks
 from trtspec.checkpoints import source as sources
 from trtspec.checkpoints.safetensors import TensorInfo
@@ -31,6 +31,7 @@ from trtspec.core.errors import DeployError
 from trtspec.core.paths import recipes_dir
 from trtspec.deployment.base import find_target
 from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.unbuilt import emit_repository, plan_workload
 from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import is_directory
@@ -270,10 +271,10 @@ WAYS = {
 @pytest.mark.parametrize("name", RENDERED)
 def test_rendered_files_of_a_recipe_are_valid_and_sized_to_its_plan(name: str, place: Path, tmp_path: Path) -> None:
     build = plan_build(load_recipe(place / f"{name}.yaml"))
-    workload = workload_of(manifest_of(build))
+    workload = plan_workload(build, DeployOptions())
     planned = build.memory()
     serves_alone = workload.serving.alone is not ServingHooks().alone
-    repository = repository_of(build, tmp_path / "repository") if serves_alone else tmp_path
+    repository = emit_repository(build, tmp_path / "repository") if serves_alone else tmp_path
     refused = []
     for way, settings in WAYS.items():
         render = find_target(way if way == "docker" else "kubernetes").render

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trtspec.core.errors import DeployError
@@ -111,7 +111,7 @@ class ClusterSettings:
         raise DeployError(f"option artifact: {self.artifact!r} is not an artifact location", hint=hint)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClusterWorkload(ContainerWorkload):
     """A workload in a cluster, with the target's settings."""
 
@@ -124,7 +124,7 @@ class ClusterWorkload(ContainerWorkload):
         if gpus <= per_machine:
             return 1
         if self.serving.nodes is None:
-            backend = self.manifest.backend.name
+            backend = self.backend
             message = (
                 f"{gpus} GPUs, {per_machine} per machine: {backend} does not support serving over several machines"
             )
@@ -139,7 +139,8 @@ class ClusterWorkload(ContainerWorkload):
 def cluster_workload(workload: ContainerWorkload) -> ClusterWorkload:
     """Return a workload with the settings among its options; raise DeployError for an unknown or invalid one."""
     settings = parse_settings(ClusterSettings, workload.options.settings)
-    return ClusterWorkload(workload.name, workload.manifest, workload.digest, workload.options, settings)
+    shared = {each.name: getattr(workload, each.name) for each in fields(ContainerWorkload)}
+    return ClusterWorkload(**shared, settings=settings)
 
 
 GPU = "nvidia.com/gpu"
@@ -256,7 +257,7 @@ def scratch_mounts() -> list[dict[str, Any]]:
 
 def _affinity(workload: ContainerWorkload) -> dict[str, Any]:
     """Return the affinity for machines with the artifact's GPU, by labels of NVIDIA's GPU feature discovery."""
-    gpu = GPUS.get(workload.manifest.recipe.engine.gpu.lower())
+    gpu = GPUS.get(workload.recipe.engine.gpu.lower())
     if gpu is None or not workload.gpu_ids:
         return {}
     major, minor = divmod(gpu.sm, 10)
