@@ -107,7 +107,7 @@ def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
     if speculation.method == "suffix":
         message = "vLLM needs arctic-inference for suffix decoding, which its containers do not include"
         hint = "pip install arctic-inference==0.1.1 in vLLM's environment"
-        yield Diagnostic(METHOD, "needs-package", message, hint, "warning", source=source)
+        yield Diagnostic(METHOD, "needs-package", message, hint, "note", source=source)
     if draft_shape.max_tokens > draft_shape.max_depth:
         message = f"vLLM drafts a chain of {draft_shape.max_depth} tokens, not the tree's {draft_shape.max_tokens}"
         yield Diagnostic(OPTIONS, "tree", message, severity="warning", source=source)
