@@ -235,13 +235,14 @@ def plan_build(
     *,
     checked: CheckResult | None = None,
     read_all: bool = False,
-    read_at_most: int = READ_WHILE_PLANNING,
+    read_at_most: int | None = None,
     on_read: Callable[[int, int], None] = lambda done, total: None,
 ) -> Build:
     """Check a recipe and return its build; RecipeError with all problems.
 
-    `checked` is the result of a check that was just made. Unknown sources of more than `read_at_most` bytes are not
-    hashed, unless `read_all` is set, as a build requires. `on_read` gets the bytes done and their total.
+    `checked` is the result of a check that was just made. Unknown sources of more than `read_at_most` bytes (by
+    default READ_WHILE_PLANNING) are not hashed, unless `read_all` is set, as a build requires. `on_read` gets the bytes
+    done and their total.
     """
     checked = checked or check_recipe(loaded)
     context = checked.context
@@ -257,7 +258,8 @@ def plan_build(
 
     log.info("%s: backend %s: %s", loaded.recipe.name, context.choice.name, context.choice.why)
     absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
-    reader = FileReader(open_store().digests, None if read_all else read_at_most, on_bytes, absent)
+    limit = READ_WHILE_PLANNING if read_at_most is None else read_at_most
+    reader = FileReader(open_store().digests, None if read_all else limit, on_bytes, absent)
     return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
 
 
