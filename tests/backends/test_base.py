@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from trtspec.backends import base
 from trtspec.backends.base import backends, choose_backend, choose_version, stand_in_version
 from trtspec.backends.common import trtllm_versions
+from trtspec.backends.vllm.versions import releases as vllm_releases
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import GPUS, find_gpu
+from trtspec.core.versions import version_key
 from trtspec.recipe.schema import Engine
 
 
@@ -29,15 +34,40 @@ def install(monkeypatch: pytest.MonkeyPatch):
     return installed
 
 
-def test_backends_list_their_newest_version_last() -> None:
-    assert {name: backend.versions()[-1] for name, backend in backends().items()} == {
-        "edge_llm": "0.11.0",
-        "embedded": "",
-        "llmapi": "1.2.1",
-        "sglang": "0.5.23",
-        "tensorrt_llm": "1.2.1",
-        "vllm": "0.27.1",
-    }
+# What a backend's default is the newest of; docs/recipe.md has these rules. Other packages' backends are not listed.
+DEFAULTS = {
+    "edge_llm": lambda version: True,
+    "embedded": lambda version: True,
+    "llmapi": lambda version: "rc" not in version,
+    "sglang": lambda version: True,
+    "tensorrt_llm": lambda version: True,
+    "vllm": lambda version: bool(vllm_releases()[version].triton),
+}
+
+
+def test_every_backend_has_a_documented_default_version() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "recipe.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+|none) \| the ", text, re.MULTILINE))
+    assert rows == {name: backend.versions()[-1] or "none" for name, backend in backends().items()}
+    assert rows.keys() == DEFAULTS.keys()
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_default_version_is_the_newest_that_the_backend_serves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "installed_version", lambda package: None)
+    backend = backends()[name]
+    allowed = [version for version in backend.versions() if DEFAULTS[name](version)]
+    assert choose_version(backend, None) == max(allowed, key=lambda version: version_key(version) or ())
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_installed_version_of_every_backend_precedes_its_default(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = backends()[name]
+    oldest = min(backend.versions(), key=lambda version: version_key(version) or ())
+    monkeypatch.setattr(base, "installed_version", lambda package: oldest if package == backend.package else None)
+    assert choose_version(backend, None) == oldest
+    monkeypatch.setattr(base, "installed_version", lambda package: "0.0.1")  # not supported
+    assert choose_version(backend, None) == backend.versions()[-1]
 
 
 def test_backend_set_in_the_recipe_is_used() -> None:

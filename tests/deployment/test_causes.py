@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Run
 from tests.deployment.manifests import IMAGE, manifest
 from tests.doubles.fixtures import Installation
-from trtspec.deployment.container_errors import DOCKER_CAUSES, tool_failure
+from trtspec.core.container_tools import DOCKER_CAUSES, tool_failure
 from trtspec.deployment.journal import DeploymentJournal
 
 DIGEST = "sha256:" + "0" * 64

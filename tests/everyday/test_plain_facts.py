@@ -27,6 +27,8 @@ TOO_LONG = ("--set", "engine.max_seq_len=100000")
         ([], ""),
         (["error"], "1 error"),
         (["warning", "warning"], "2 warnings"),
+        (["note", "warning"], "1 warning"),
+        (["note"], ""),
         (["warning", "error", "warning"], "1 error, 2 warnings"),
         (["error", "error", "warning"], "2 errors, 1 warning"),
     ],

@@ -324,14 +324,24 @@ class TestRecipes:
         assert [
             (each["severity"], each["code"], each["path"], each["message"]) for each in checked.document["problems"]
         ] == [
-            ("warning", "positions", "speculation.draft.model", "the head has 64 positions, the target 256"),
             (
-                "warning",
+                "note",
                 "rope",
                 "speculation.draft.model",
                 "the head's rotary embedding has base 5000, the target's base 10000",
             ),
+            (
+                "warning",
+                "positions",
+                "speculation.draft.model",
+                "the head has 64 positions, but texts may have 256 tokens",
+            ),
         ]
+        shown = trtspec("check", eagle).out
+        assert "  note: the head's rotary embedding has base 5000" in shown
+        assert "  warning: the head has 64 positions" in shown
+        short = trtspec("check", eagle, "--set", "engine.max_seq_len=64", "--set", "engine.max_input_len=32", "--json")
+        assert [each["code"] for each in short.document["problems"]] == ["rope"]
         assert trtspec("build", eagle).code == 0
 
     @pytest.mark.slow

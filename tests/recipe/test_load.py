@@ -188,6 +188,12 @@ BAD_FILES = [
         "  'https://hub/a/b' is neither a directory nor a hub id\n"
         "  hint: a directory relative to the recipe (./models/x), or a hub id (org/name)",
     ),
+    (
+        "schema: trtspec.recipe/1\nname: x\ntarget: {model: ./t}\nengine: {build: {image: nvcr.io/nvidia/triton}}\n",
+        "r.yaml:4:25  engine.build.image\n  4 │ engine: {build: {image: nvcr.io/nvidia/triton}}\n"
+        "  'nvcr.io/nvidia/triton' is not a container image with a tag, a digest or both: NAME:TAG, "
+        "NAME@sha256:<64 hexadecimal digits>",
+    ),
     ("", "r.yaml\n  the file is empty\n  hint: begin with schema: trtspec.recipe/1"),
     ("# nothing\n", "r.yaml\n  the file is empty\n  hint: begin with schema: trtspec.recipe/1"),
     (
@@ -205,6 +211,11 @@ def test_bad_recipe_line_has_the_exact_message(fail: Fail, text: str, rendered: 
 @pytest.mark.parametrize(("text", "rendered"), BAD_FILES)
 def test_bad_recipe_file_has_the_exact_message(fail: Fail, text: str, rendered: str) -> None:
     assert str(fail(text, head="")) == rendered
+
+
+def test_image_name_has_at_most_255_characters(fail: Fail) -> None:
+    text = f"engine: {{build: {{image: '{'a/' * 127}bc:x'}}}}\n"
+    assert "the image's name is longer than 255 characters" in str(fail(text))
 
 
 def test_all_problems_of_a_file_are_reported_in_order(fail: Fail) -> None:

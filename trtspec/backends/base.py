@@ -44,6 +44,7 @@ class ArtifactPlan:
         problems: returns error messages of the installed tools; slow, so only builds call it.
         lacks: reasons why this machine cannot run a step, by the step's directory.
         devices: ids of the GPUs that steps may use.
+        keys_are_final: false if keys depend on something that only a build determines, such as the digest of a tag.
     """
 
     steps: Mapping[str, Step]
@@ -54,6 +55,7 @@ class ArtifactPlan:
     problems: Callable[[], list[str]] = list
     lacks: Mapping[str, Diagnostic] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    keys_are_final: bool = True
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import trtspec
-from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, ManifestDigest, SkipGate, Undecided
+from trtspec.cli.options import AllowCode, Baseline, Json, ManifestDigest, SkipGate, Undecided
 from trtspec.cli.progress import counter
-from trtspec.cli.render import note, print_line, print_result, warn
+from trtspec.cli.render import note, print_line, print_result, show_diagnostics, warn
 from trtspec.cli.verify import skipped_check_lines
 from trtspec.core.errors import DeployError
 from trtspec.core.paths import cache_dir
@@ -23,14 +23,23 @@ from trtspec.core.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from trtspec.bench.gates import SkippedCheck
+    from trtspec.deployment.options import DeployOptions
 
+ArtifactOrRecipe = Annotated[
+    Path,
+    typer.Argument(
+        metavar="ARTIFACT",
+        help="Artifact directory written by `trtspec build`, or with --render a recipe.",
+        show_default=False,
+    ),
+]
 ROOT = "running as root, as will the server and its models; use a dedicated user (--systemd)"
 ROOT_NOTE = "warned-of-root"  # marker in the cache: warn once per machine
 KEYS = "TRTSPEC_OPENAI_KEYS"
 
 
 def deploy(
-    artifact: Artifact,
+    artifact: ArtifactOrRecipe,
     target: Annotated[
         str, typer.Option(help="Deployment target, such as local (this machine), docker or kubernetes.")
     ] = "local",
@@ -93,7 +102,8 @@ def deploy(
         typer.Option("--target-option", metavar="KEY=VALUE", help="Setting of the deployment target; repeatable."),
     ] = None,
     render: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Only write the deployment files to this directory.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Only write the deployment files to this directory; also of a recipe."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -105,7 +115,6 @@ def deploy(
     Example: trtspec deploy build/quickstart --detach
     """
     from trtspec.bench.gates import check_gate_names
-    from trtspec.deployment.base import render as write
     from trtspec.deployment.base import serves_in_containers
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
@@ -118,7 +127,9 @@ def deploy(
         raise DeployError(f"target {target} does not support --openai-host", hint=hint)
     expected = parse_expected(manifest) if manifest else ""
     trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
-    if render is not None:
+    if render is None:
+        refuse_recipe(artifact)
+    else:
         options = DeployOptions(
             name=name,
             host=host,
@@ -129,7 +140,7 @@ def deploy(
             trusted_report=trusted,
             settings=settings,
         )
-        files = write(artifact, target, render, options)
+        files = write_files(artifact, target, render, options)
         print_result(
             {"format_version": 1, "target": target, "rendered": str(render), "files": files},
             lambda: print_line("\n".join(str(render / path) for path in files)),
@@ -192,6 +203,37 @@ def deploy(
     if not detach and "rollout" not in document:
         note("press Ctrl-C to stop")
         deployment.wait()  # unbounded: a foreground server runs until interrupted
+
+
+def is_recipe(path: Path) -> bool:
+    """Return whether a path is not a directory, but a recipe or the name of a shipped one."""
+    from trtspec.recipe.load import find_recipe
+
+    return not path.is_dir() and find_recipe(path).is_file()
+
+
+def refuse_recipe(path: Path) -> None:
+    """Raise DeployError if a path is a recipe's, whose artifact has to be built first."""
+    if is_recipe(path):
+        hint = (
+            f"trtspec build {path}, then trtspec deploy build/NAME; before the build, --render DIR writes the files of "
+            "containers, and --systemd takes build/NAME, which need not exist yet"
+        )
+        raise DeployError(f"{path} is a recipe, not an artifact", hint=hint)
+
+
+def write_files(path: Path, target: str, out: Path, options: DeployOptions) -> list[str]:
+    """Write the files that serve an artifact, or a recipe's artifact before it is built, and return their paths."""
+    if not is_recipe(path):
+        from trtspec.deployment.base import render
+
+        return render(path, target, out, options)
+    from trtspec.deployment.unbuilt import render_recipe
+    from trtspec.recipe.load import load_recipe
+
+    files, warnings = render_recipe(load_recipe(path), target, out, options)
+    show_diagnostics(warnings)
+    return files
 
 
 def exposure_warnings(host: str, openai_host: str) -> list[str]:

@@ -163,7 +163,7 @@ def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict
         "recipe": build.recipe.without_directories().as_dict(),
         "backend": {"name": build.recipe.engine.backend, "why": build.recipe.engine.backend_why},
         "speculation": build.speculation(),
-        "keys_are_final": build.is_read,
+        "keys_are_final": build.keys_are_final,
         "steps": steps,
         "memory": {"gpus": [{**asdict(device), "total_bytes": device.total_bytes} for device in build.memory()]},
         "downloads": build.downloads,

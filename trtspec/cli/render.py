@@ -128,6 +128,9 @@ def show_error(error: TrtspecError, *, as_json: bool) -> None:
         note(f"error: {error}", "red")
 
 
+STYLES = {"error": "red", "warning": "yellow", "note": ""}
+
+
 def count_problems(diagnostics: Iterable[Diagnostic]) -> str:
     """Return the numbers of errors and warnings, such as "1 error, 2 warnings", or ""."""
     severities = [each.severity for each in diagnostics]
@@ -139,8 +142,7 @@ def show_diagnostics(diagnostics: Sequence[Diagnostic], *, are_result: bool = Fa
     """Show the diagnostics of a recipe, one paragraph each, on stdout if they are the command's result."""
     out = console(stderr=not are_result)
     for diagnostic in diagnostics:
-        style = "red" if diagnostic.severity == "error" else "yellow"
-        _print(out, render_diagnostic(diagnostic) + "\n", style)
+        _print(out, render_diagnostic(diagnostic) + "\n", STYLES[diagnostic.severity])
 
 
 def show_table(

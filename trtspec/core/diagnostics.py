@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 from trtspec.core.errors import TrtspecError
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "note"]
 
 # Real tokens have at least 20 characters after the prefix; folder names such as hf_checkpoints have fewer.
 TOKEN = re.compile(r"(?<![A-Za-z0-9])(hf_(?=[A-Za-z0-9]{20})|nvapi-(?=[\w-]{20}))[\w-]+")
@@ -39,8 +39,9 @@ class Mark:
 class Diagnostic:
     """One problem at the dotted recipe path `path`: a machine-readable `code`, and a message and hint for users.
 
-    An "error" prevents the build; a "warning" does not. `source` cites the origin of the violated rule, as
-    repository:path@commit or as an issue. `mark` is the position in the recipe file and stays empty until `at` sets it.
+    An "error" prevents the build. A "warning" does not, and a "note" is a fact to know of a correct recipe. `source`
+    cites the origin of a rule as repository:path@commit or an issue; `mark` is the position in the
+    recipe file, once it is known.
     """
 
     path: str
@@ -129,8 +130,8 @@ def render_diagnostic(diagnostic: Diagnostic) -> str:
     lines = ["  ".join(part for part in (":".join(place), diagnostic.path) if part)]
     if mark.line and mark.text is not None:
         lines.append(f"  {mark.line} │ {_window(mark.text, mark.column or 1)}")
-    warning = "warning: " if diagnostic.severity == "warning" else ""
-    lines.append(f"  {warning}{diagnostic.message}")
+    kind = "" if diagnostic.severity == "error" else f"{diagnostic.severity}: "
+    lines.append(f"  {kind}{diagnostic.message}")
     lines += [f"  hint: {diagnostic.hint}"] if diagnostic.hint else []
     return "\n".join(escape_unprintable(line) for line in lines)
 

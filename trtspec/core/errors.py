@@ -24,7 +24,7 @@ Subclasses in other modules, all with exit code 1:
                      `TokenizersDiffer` (checkpoints/tokenizer.py), `ChatError` (engine/prompts/prompt.py),
                      `ModelError` and `DraftFailed` (serving/triton/python_models/grpc_client.py and bls.py)
     CheckpointError  `NotPreparedError` (checkpoints/source.py) and its subclass `HubError` (checkpoints/hub.py)
-    DeployError      `PortInUse` (deployment/ports.py), `ToolFailed` (deployment/container_errors.py),
+    DeployError      `PortInUse` (deployment/ports.py), `ToolFailed` (core/container_tools.py),
                      `ProbeFailed` (deployment/rollout/canary.py), `BadAnswer` (bench/load/api.py) and its
                      subclass `ServerRejected` (bench/load/client.py)
 

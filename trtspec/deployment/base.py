@@ -16,7 +16,7 @@ from trtspec.bench.gates import SkippedCheck, skipped_on_request
 from trtspec.bench.verify import deploy_estimate_s, deploy_load, ensure_gates, ensure_served_gates
 from trtspec.core.errors import DeployError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.paths import state_dir
-from trtspec.deployment.containers import make_workload, write_rendered
+from trtspec.deployment.containers import ContainerWorkload, RenderedFiles, make_workload, write_rendered
 from trtspec.deployment.journal import (
     OVER,
     RUNNING,
@@ -108,17 +108,35 @@ def _announce(artifact: Artifact, on_event: OnEvent, gates: tuple[str, ...], in_
 
 def render(root: Path, target: str, out: Path, options: DeployOptions) -> list[str]:
     """Write the files that serve an artifact on a target below `out` and return their paths; nothing is started."""
-    where = find_target(target)
-    if where.render is None:
+    check_renders(target, options)
+    artifact = load_artifact(root, options.manifest)
+    return write_files(make_workload(artifact, options), target, root / REPOSITORY, out)
+
+
+def check_renders(target: str, options: DeployOptions) -> None:
+    """Raise DeployError if a target cannot render files for these options."""
+    if find_target(target).render is None:
         _check_settings(target, options.settings)
         raise DeployError(
             f"target {target} does not support --render", hint="omit --render, or choose another --target"
         )
     if options.name is not None:
         DeploymentJournal(options.name)  # raises for an invalid name
-    artifact = load_artifact(root, options.manifest)
+
+
+def write_files(
+    workload: ContainerWorkload,
+    target: str,
+    repository: Path,
+    out: Path,
+    change: Callable[[RenderedFiles], RenderedFiles] = lambda files: files,
+) -> list[str]:
+    """Write a workload's files for a target that renders, after a `change`, below `out` and return their paths."""
+    where = find_target(target)
+    if where.render is None:
+        raise ValueError(f"{target} does not render")
     with _os_errors_as_deploy_errors(out):
-        return write_rendered(out, where.render(make_workload(artifact, options), root / REPOSITORY))
+        return write_rendered(out, change(where.render(workload, repository)))
 
 
 def serves_in_containers(target: str) -> bool:

@@ -23,11 +23,12 @@ from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
 from trtspec.core.errors import DeployError
 from trtspec.core.files import replace_file
+from trtspec.core.image_references import IMAGE_BY_DIGEST
 from trtspec.core.installation import __version__
 from trtspec.core.registry import did_you_mean
 from trtspec.deployment.options import DEFAULT_PORTS, DeployOptions
-from trtspec.recipe.schema import IMAGE
-from trtspec.store.artifact import Artifact, Manifest
+from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.store.artifact import Artifact, DeviceMemory
 from trtspec.store.artifact_paths import CHECKPOINTS, ENGINES
 
 MARK = "rendered by trtspec"
@@ -109,24 +110,29 @@ READ_BYTES_S = 200 << 20  # throughput of a slow disk
 MIN_TOKENS_PER_S = 20  # slowest assumed stream, about reading speed
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MAX_LABEL_CHARS = 50  # of 63; names of components append a suffix
+WEIGHTS = (f"{CHECKPOINTS}/", f"{ENGINES}/")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ContainerWorkload:
-    """An artifact to serve in containers, described by its manifest; `name` is a DNS label.
+    """An artifact to serve in containers, from its manifest or from its plan (unbuilt.py); `name` is a DNS label.
 
-    `digest` is the SHA-256 of the manifest, which the container checks.
+    `weight_bytes` is the size of the checkpoints and engines, which are read at startup. `digest` is the SHA-256 of the
+    manifest, which the container checks.
     """
 
     name: str
-    manifest: Manifest
+    recipe: ResolvedRecipe
+    backend: str
+    memory: tuple[DeviceMemory, ...]
+    weight_bytes: int
     digest: str
     options: DeployOptions
 
     @cached_property
     def serving(self) -> ServingHooks:
         """Return the serving hooks of the artifact's backend."""
-        return find_backend(self.manifest.backend.name).serving()
+        return find_backend(self.backend).serving()
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
@@ -134,16 +140,10 @@ class ContainerWorkload:
 
         A container numbers its GPUs from 0, and the artifact's models refer to GPUs by number.
         """
-        recipe = self.manifest.recipe
-        if recipe.engine.device == "cpu" or find_backend(self.manifest.backend.name).in_process:
+        if self.recipe.engine.device == "cpu" or find_backend(self.backend).in_process:
             return ()
-        return tuple(range(max(*recipe.serving.placement.target, *recipe.serving.placement.draft, 0) + 1))
-
-    @property
-    def weight_bytes(self) -> int:
-        """Return the size in bytes of the checkpoints and engines, which are read at startup."""
-        roots = (f"{CHECKPOINTS}/", f"{ENGINES}/")
-        return sum(record.size for record in self.manifest.files if record.path.startswith(roots))
+        placement = self.recipe.serving.placement
+        return tuple(range(max(*placement.target, *placement.draft, 0) + 1))
 
     @property
     def shm_bytes(self) -> int:
@@ -158,7 +158,7 @@ class ContainerWorkload:
         """
         if self.gpu_ids:
             return _in_gib(GPU_HOST_BYTES + self.shm_bytes + self.weight_bytes)
-        planned = sum(device.total_bytes for device in self.manifest.memory)
+        planned = sum(device.total_bytes for device in self.memory)
         return _in_gib(HOST_BYTES + self.shm_bytes + (planned * 5 // 4 or 8 * self.weight_bytes))
 
     @property
@@ -172,7 +172,7 @@ class ContainerWorkload:
 
         The default is the duration of the longest stream at MIN_TOKENS_PER_S.
         """
-        longest_s = max(60, self.manifest.recipe.engine.max_seq_len // MIN_TOKENS_PER_S)
+        longest_s = max(60, self.recipe.engine.max_seq_len // MIN_TOKENS_PER_S)
         return min(MAX_DRAIN_S, self.options.drain_s or longest_s)
 
     @property
@@ -196,8 +196,16 @@ class ContainerWorkload:
 
 
 def make_workload(artifact: Artifact, options: DeployOptions) -> ContainerWorkload:
-    name = dns_label(options.name or artifact.recipe.name)
-    return ContainerWorkload(name, artifact.manifest, artifact.digest, options)
+    manifest = artifact.manifest
+    return ContainerWorkload(
+        name=dns_label(options.name or artifact.recipe.name),
+        recipe=manifest.recipe,
+        backend=manifest.backend.name,
+        memory=manifest.memory,
+        weight_bytes=sum(record.size for record in manifest.files if record.path.startswith(WEIGHTS)),
+        digest=artifact.digest,
+        options=options,
+    )
 
 
 def dns_label(name: str) -> str:
@@ -211,9 +219,9 @@ def dns_label(name: str) -> str:
 
 def check_image(image: str, workload: ContainerWorkload) -> str:
     """Return an image reference unchanged; raises DeployError, with instructions, if it lacks a digest."""
-    if re.fullmatch(IMAGE, image):
+    if re.fullmatch(IMAGE_BY_DIGEST, image):
         return image
-    bases = workload.serving.images(workload.manifest.recipe.engine.version)
+    bases = workload.serving.images(workload.recipe.engine.version)
     made = f" from {bases[0]}" if bases else ""
     hint = (
         f"--image NAME@sha256:...; --render DIR without --image writes a Dockerfile: build it{made}, push it, "
@@ -224,7 +232,7 @@ def check_image(image: str, workload: ContainerWorkload) -> str:
 
 def dockerfile(workload: ContainerWorkload) -> str:
     """Return the Dockerfile of the serving image: a tritonserver base image, by digest, plus trtspec."""
-    serving, version = workload.serving, workload.manifest.recipe.engine.version
+    serving, version = workload.serving, workload.recipe.engine.version
     bases = serving.images(version) or ("nvcr.io/nvidia/tritonserver:<release>-py3",)
     extra = f"[{serving.extra}]" if serving.extra else ""
     wheel = f"trtspec-{__version__}-py3-none-any.whl"

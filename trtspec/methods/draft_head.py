@@ -53,18 +53,15 @@ def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfi
 
 
 def check_layer(head: ModelConfig, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Warn if a head has fewer positions or other rotary settings than its target.
+    """Note a rotary embedding that differs from the target's; it does not change the output.
 
-    Either can lower acceptance, but does not change the output. Published heads often have fewer positions.
+    Heads are trained with their own: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B has base 10000 for a target with 500000. Only
+    an edited config.json would be a mistake, which lowers acceptance.
     """
-    if head.max_positions < target.max_positions:
-        message = f"the head has {head.max_positions} positions, the target {target.max_positions}"
-        hint = "acceptance may be lower beyond them; measure on long texts"
-        yield Diagnostic("model", "positions", message, hint, "warning")
     if (head.rotary_base, head.rope_scaling) != (target.rotary_base, target.rope_scaling):
         message = f"the head's rotary embedding has {_describe(head)}, the target's {_describe(target)}"
         hint = "compare the trainer's config: correct if the head was trained this way"
-        yield Diagnostic("model", "rope", message, hint, "warning")
+        yield Diagnostic("model", "rope", message, hint, "note")
 
 
 def count_layers(names: Iterable[str], prefix: str = "") -> int:

@@ -134,7 +134,7 @@ def _planned(kind: str, path: Path, plan: PlanDocument) -> ComparisonInput:
         "memory": {gpu.id: gpu.total_bytes for gpu in plan.memory.gpus},
     }
     steps = {step.name: step for step in plan.steps}
-    remark = "a source was never read, so step keys are not final; trtspec build reads it"
+    remark = "a source or an image's tag was never read, so step keys are not final; trtspec build reads it"
     remarks = () if plan.keys_are_final else (remark,)
     return ComparisonInput(kind, str(path), plan.name, _filled(sections), steps, remarks)
 

@@ -84,8 +84,13 @@ class Build:
 
     @property
     def is_read(self) -> bool:
-        """Return True if all sources were read, which makes the step keys final."""
+        """Return True if all sources were read."""
         return all(files.is_read for files in self.files)
+
+    @property
+    def keys_are_final(self) -> bool:
+        """Return whether everything that step keys depend on is known."""
+        return self.is_read and self.artifact.keys_are_final
 
     @property
     def target_key(self) -> str:
@@ -230,12 +235,14 @@ def plan_build(
     *,
     checked: CheckResult | None = None,
     read_all: bool = False,
+    read_at_most: int | None = None,
     on_read: Callable[[int, int], None] = lambda done, total: None,
 ) -> Build:
     """Check a recipe and plan its build; raises RecipeError with all problems.
 
-    `checked` is the result of an earlier check. With `read_all`, which running the build requires, sources are hashed
-    regardless of their size. `on_read` is called with the bytes hashed so far and the total.
+    `checked` is the result of an earlier check. Unknown sources of more than `read_at_most` bytes (by default
+    READ_WHILE_PLANNING) are not hashed, unless `read_all` is set, which running the build requires. `on_read` is called
+    with the bytes hashed so far and the total.
     """
     checked = checked or check_recipe(loaded)
     context = checked.context
@@ -251,7 +258,8 @@ def plan_build(
 
     log.info("%s: backend %s: %s", loaded.recipe.name, context.choice.name, context.choice.why)
     absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
-    reader = FileReader(open_store().digests, None if read_all else READ_WHILE_PLANNING, on_bytes, absent)
+    limit = READ_WHILE_PLANNING if read_at_most is None else read_at_most
+    reader = FileReader(open_store().digests, None if read_all else limit, on_bytes, absent)
     return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
 
 
@@ -391,14 +399,23 @@ def plan_runnable(
     """Return a build that can run on this machine, at least up to the steps called `until`, of a `checked` recipe.
 
     Missing sources are downloaded, unless their metadata are cached and the store has every step that reads them.
-    Raises RecipeError as `prepare_sources` and `plan_build` do.
+    Raises RecipeError as `prepare_sources` and `plan_build` do, and if this machine lacks a tool or its image.
     """
     if checked.context:
         build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
+        _check_tools(loaded, build, store, until)
         if not (build.until(until) if until else build).needs_sources(store):
             return build
     prepare_sources(loaded, on_progress)
-    return plan_build(loaded, read_all=True, on_read=on_read)
+    build = plan_build(loaded, read_all=True, on_read=on_read)
+    _check_tools(loaded, build, store, until)
+    return build
+
+
+def _check_tools(loaded: LoadedRecipe, build: Build, store: Store, until: str) -> None:
+    """Raise RecipeError with the reasons why steps that have to run cannot run on this machine."""
+    if lacks := (build.until(until) if until else build).missing_tools(store):
+        raise RecipeError([loaded.located(each) for each in lacks])
 
 
 def _output_problems(out: Path) -> Iterable[Diagnostic]:
@@ -422,6 +439,6 @@ def _machine_problems(
     if until:
         build, out = build.until(until), store.root
     found = build.missing_tools(store)
-    if build.is_read:  # otherwise the keys are not final, and the store may have the steps
+    if build.keys_are_final:  # otherwise the steps may be in the store
         found += build.disk_problems(store, out)
     return [loaded.located(each) for each in found]

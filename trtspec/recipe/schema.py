@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from trtspec.core.image_references import IMAGE, MAX_NAME_CHARS, parse_image
+
 FORMAT = "trtspec.recipe/1"
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
@@ -24,7 +26,6 @@ COMMIT = r"^[0-9a-f]{40}$"
 PICKLE = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.(bin|pt|pth)$"
 SHA256 = r"^[0-9a-f]{64}$"
 VERSION = r"^[0-9]{1,4}(\.[0-9]{1,4}){1,3}((rc|\.post)[0-9]{1,4})?$"
-IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}$"
 HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
 
 PATTERN_DESCRIPTIONS = {
@@ -35,7 +36,7 @@ PATTERN_DESCRIPTIONS = {
     PICKLE: "the name of a .bin, .pt or .pth file",
     SHA256: "a SHA-256: 64 hexadecimal digits, as sha256sum prints it",
     VERSION: "a version, as 1.2.1",
-    IMAGE: "a container image by digest: NAME@sha256:<64 hexadecimal digits>",
+    IMAGE: "a container image with a tag, a digest or both: NAME:TAG, NAME@sha256:<64 hexadecimal digits>",
 }
 
 KNOBS = (
@@ -74,6 +75,12 @@ def _argument(value: Any) -> Any:
     return value
 
 
+def _image(image: str) -> str:
+    if len(parse_image(image).name) > MAX_NAME_CHARS:
+        raise refuse("bad-value", f"the image's name is longer than {MAX_NAME_CHARS} characters")
+    return image
+
+
 def _no_repeats(items: list[T]) -> list[T]:
     if len(set(items)) < len(items):
         raise refuse("bad-value", "duplicate value")
@@ -82,6 +89,7 @@ def _no_repeats(items: list[T]) -> list[T]:
 
 Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
 Argument = Annotated[Any, AfterValidator(_argument)]
+Image = Annotated[str, Field(pattern=IMAGE), AfterValidator(_image)]
 Pins = dict[Annotated[str, Field(pattern=PICKLE)], Annotated[str, Field(pattern=SHA256)]]
 GpuIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_no_repeats)]
 
@@ -237,8 +245,9 @@ class Speculation(StrictModel):
 class EngineBuild(StrictModel):
     """Settings for running trtllm-build."""
 
-    image: Annotated[str, Field(pattern=IMAGE)] | None = Field(
-        default=None, description="Container image for the build, by digest; without one, trtllm-build on PATH is used"
+    image: Image | None = Field(
+        default=None,
+        description="Container image for the build, NAME:TAG or NAME@sha256:...; default: trtllm-build on PATH",
     )
     timeout_s: int = Field(default=14400, ge=1, description="Maximum seconds per engine")
     timing_cache: str | None = Field(
@@ -253,7 +262,8 @@ class Engine(StrictModel):
         default="auto", description="Engine that runs the model (each backend is a folder); auto lets the plan choose"
     )
     version: Annotated[str, Field(pattern=VERSION)] | None = Field(
-        default=None, description="The backend's version; by default the installed one, else the newest known"
+        default=None,
+        description="The backend's version; default: the installed one, else the backend's (docs/recipe.md)",
     )
     device: Literal["gpu", "cpu"] | None = Field(
         default=None, description="Device type, for engines that need it; the default is a GPU"

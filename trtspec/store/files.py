@@ -73,6 +73,11 @@ class FileReader:
         self._unread_above = unread_above
         self._on_bytes = on_bytes
 
+    @property
+    def reads_all(self) -> bool:
+        """Return whether large files are read too, as for a build."""
+        return self._unread_above is None
+
     def read(self, root: Path, paths: Iterable[Path]) -> Files:
         """Return the digests of `paths`, which are directly below `root`.
 

@@ -169,10 +169,10 @@ def test_drafter_layers_are_checked_against_the_exported_layers() -> None:
     assert "speculation.draft.model aux-layers" in errors("eagle3", layers=(2, 16, 32))
 
 
-def test_drafting_warns_about_batch_size_and_greedy_only() -> None:
+def test_drafting_warns_about_batch_size_and_notes_greedy_only() -> None:
     warned = found("eagle3", engine__max_batch_size=4)
     assert warned["engine.max_batch_size unused"].severity == "warning"
-    assert warned["speculation.method greedy-only"].severity == "warning"
+    assert warned["speculation.method greedy-only"].severity == "note"
     assert found(engine__max_batch_size=4) == {}
 
 

@@ -561,8 +561,8 @@ MET_BEFORE = [
         "BE#498, #2804 it runs and is not faster",
         ask("llama-3.3-70b", "llama-3.1-8b", speculation__method="draft_target", target__parallel={"tensor": 4}),
         "speculation.draft.model",
-        "the target is 8.8 times the draft (70,553.7 M and 8,030.3 M parameters);"
-        " useful drafts are usually 10 times smaller",
+        "the target is 8.8 times the draft (70,553.7 M and 8,030.3 M parameters, on 4 GPUs and 1): even if 80% of the"
+        " drafted tokens are accepted, 5 per step make it at most 1.13 times as fast",
         "warning",
     ),
     Row(

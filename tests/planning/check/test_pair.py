@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from tests._support.tiny import DRAFT_SHAPE, MERGES, PAIR_VOCAB, make_llama, make_tokenizer
 from tests.conftest import Run
 from tests.planning.check.finding import DRAFT, TARGET, rewrite, the_problem
+from trtspec.planning.check.drafting import GOOD_RATE, LEAST_SPEEDUP, good_speedup
+from trtspec.planning.prediction.speedup import expected_speedup
 
 
 def draft_in_parallel(recipe: Path, pard_token: int = 3) -> None:
@@ -84,6 +87,28 @@ def test_draft_with_fewer_positions_is_an_error(trtspec: Run, recipe: Path) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("passes", "draft_len", "ratio", "pays"),
+    [
+        ("each", 4, 8030 / 1236, True),  # Llama 3.1 8B and 3.2 1B
+        ("each", 4, 32762 / 4022, True),  # Qwen3 32B and 4B
+        ("each", 10, 70554 / 1236, True),  # NVIDIA's pair with 3.55x (docs/planning.md)
+        ("each", 4, 3.0, True),
+        ("each", 4, 2.0, False),
+        ("each", 4, 70554 / 8030 / 4, False),  # on 4 GPUs, with the draft on one (tensorrtllm_backend#498)
+        ("each", 10, 2.0, False),  # at 0.8, the later tokens of a long draft are rarely accepted
+        ("one", 10, 2.0, True),  # drafted in one pass
+    ],
+)
+def test_pair_is_judged_by_the_speedup_at_a_good_acceptance_rate(
+    passes: Literal["each", "one"], draft_len: int, ratio: float, pays: bool
+) -> None:
+    cost = 1 / ratio
+    assert (good_speedup(passes, draft_len, cost) >= LEAST_SPEEDUP) is pays
+    if passes == "each":
+        assert good_speedup(passes, draft_len, cost) == expected_speedup(GOOD_RATE, draft_len, cost)
+
+
 @pytest.mark.slow
 def test_pair_with_an_unusual_size_ratio_is_built_with_a_warning(trtspec: Run, recipe: Path) -> None:
     shutil.rmtree(recipe.parent / "draft")
@@ -92,5 +117,8 @@ def test_pair_with_an_unusual_size_ratio_is_built_with_a_warning(trtspec: Run, r
     assert checked.code == 0
     (problem,) = checked.document["problems"]
     assert (problem["severity"], problem["code"]) == ("warning", "size-ratio")
-    assert problem["message"].startswith("the target is 1.0 times the draft (0.2 M and 0.2 M parameters)")
+    assert problem["message"] == (
+        "the target is 1.0 times the draft (0.2 M and 0.2 M parameters): even if 80% of the drafted tokens are "
+        "accepted, 3 per step make it at most 0.74 times as fast"
+    )
     assert "warning: the target is 1.0 times the draft" in trtspec("build", recipe).err

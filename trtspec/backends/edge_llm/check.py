@@ -80,7 +80,7 @@ def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
         source = f"{ENGINE}, ifb_unsupported_reason"
         yield Diagnostic("engine.max_batch_size", "unused", message, "set it to 1", "warning", source)
     message = "sampled requests run without speculation, because Edge-LLM would decode them greedily"
-    yield Diagnostic(METHOD, "greedy-only", message, None, "warning", ENGINE)
+    yield Diagnostic(METHOD, "greedy-only", message, None, "note", ENGINE)
 
 
 def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:

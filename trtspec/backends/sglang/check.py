@@ -16,7 +16,9 @@ HOOK = f"{SRT}/arg_groups/speculative_hook.py@v0.5.23"
 ADAPTIVE = f"{SRT}/speculative/adaptive_spec_params.py@v0.5.23"
 EAGLE_WORKER = f"{SRT}/speculative/eagle_worker_v2.py@v0.5.23"
 PIPELINE = f"{SRT}/arg_groups/validation_hook.py@v0.5.23, check_pipeline_parallel_compat"
-ONLINE = ("fp8",)  # formats to which SGLang quantizes 16-bit weights on load
+# Formats to which SGLang quantizes 16-bit weights on load, with --quantization
+# (sgl-project/sglang:docs/advanced_features/quantization.md@0f4513c2, "Online Quantization").
+ONLINE = ("fp8",)
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:

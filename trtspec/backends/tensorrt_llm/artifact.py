@@ -73,7 +73,7 @@ DRAFTED_OUTSIDE = ("draft_target", "ngram")
 LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 Choices = tuple[tuple[int, ...], ...]
 MAX_LAUNCH_BYTES = 1 << 20
-TOOL_FACTS = ("kind", "image", "tensorrt_llm", "tensorrt", "gpu", "sm", "driver", "missing")
+TOOL_FACTS = ("kind", "image", "reference", "tensorrt_llm", "tensorrt", "gpu", "sm", "driver", "missing")
 MOST_RANKS = 512
 
 
@@ -196,7 +196,7 @@ def _tree(choices: Choices) -> str:
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps of an artifact; raise TrtspecError if the installed TensorRT-LLM is not the recipe's version."""
     engine_, build = context.resolved.engine, context.resolved.engine.build
-    toolchain = probe_toolchain(build.image, engine_.version, engine_.gpu)
+    toolchain = probe_toolchain(build.image, engine_.version, engine_.gpu, online=reader.reads_all)
     checkpoints, cache = conversion_steps(context, reader), Path(build.timing_cache)
     timing_cache = (reader.read(cache.parent, [cache]),) if build.timing_cache else ()
     arguments = {spec.role: tuple(build_arguments(spec.role, context)) for spec in engine_specs(context)}
@@ -212,16 +212,20 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     steps[""] = DescribeEngines(engines, json.dumps(asdict(placement), indent=2))
     notes, lacks = padding_notes(context), {}
     if lack := toolchain.lack():
-        why = f"this machine cannot build the engines ({toolchain.missing}); their keys may change: {toolchain.hint}"
-        notes = (*notes, why)
+        hint = toolchain.hint.partition("\n")[0]  # the rest is a program's output
+        notes = (*notes, f"this machine cannot build the engines ({toolchain.missing}); their keys may change: {hint}")
         lacks = {engine(built.role): lack for built in engines}
+    elif note := toolchain.image_note():
+        notes = (*notes, note)
+    image = {"image": toolchain.image_record} if toolchain.image else {}
     return ArtifactPlan(
         steps,
-        tools={"tensorrt_llm": toolchain.tensorrt_llm, "tensorrt": toolchain.tensorrt},
+        tools={"tensorrt_llm": toolchain.tensorrt_llm, "tensorrt": toolchain.tensorrt, **image},
         gpu={"name": toolchain.gpu, "sm": toolchain.sm, "driver": toolchain.driver},
         notes=notes,
         devices=toolchain.devices,
         lacks=lacks,
+        keys_are_final=toolchain.is_final,
         facts={"placement": asdict(placement), "toolchain": {key: getattr(toolchain, key) for key in TOOL_FACTS}},
     )
 

@@ -15,9 +15,11 @@ from typing import Literal
 
 from trtspec.backends.common.build_tools import installed_versions
 from trtspec.backends.common.trtllm_versions import find_version_spec, is_release
+from trtspec.backends.tensorrt_llm.builder_image import find_image, is_image_id
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
+from trtspec.core.image_references import parse_image
 from trtspec.core.installation import DoctorCheck, installed_version
 
 BUILDER, PACKAGE = "trtllm-build", "tensorrt_llm"
@@ -30,7 +32,10 @@ NO_KEY = {"key": False}
 
 @dataclass(frozen=True)
 class EngineToolchain:
-    """The toolchain that builds an engine; `image` is the container image by digest, "" for trtllm-build on PATH.
+    """The toolchain that builds an engine; `image` is the container image, "" for trtllm-build on PATH.
+
+    `reference` is the recipe's name of the image. `image` is NAME@sha256:..., or the image's id (sha256:...) if it has
+    no registry digest, or the recipe's tag while the digest is unknown; then `is_final` is False.
 
     The versions, the GPU, its compute capability times ten (`sm`) and the driver decide whether an engine can be
     loaded, so they are part of its key. For the kind "absent" they are the recipe's expected values, and `missing` is
@@ -47,8 +52,29 @@ class EngineToolchain:
     driver: str
     runtime: str = field(default=RUNTIMES[0], metadata=NO_KEY)
     devices: tuple[str, ...] = field(default=(), metadata=NO_KEY)
+    reference: str = field(default="", metadata=NO_KEY)
     missing: str = field(default="", metadata=NO_KEY)
     hint: str = field(default="", metadata=NO_KEY)
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether an image is identified by its content, so that keys with this toolchain are final."""
+        return not self.image or "sha256:" in self.image
+
+    @property
+    def image_record(self) -> str:
+        """Return the image for the manifest: its name in the recipe and, for a tag, what the tag was."""
+        return self.reference if "@" in self.reference or not self.image else f"{self.reference} ({self.image})"
+
+    def image_note(self) -> str:
+        """Return a remark for users about an image without a digest, or ""."""
+        if not self.is_final:
+            finds = f"a build finds it; so does {self.runtime} pull {self.reference}"
+            return f"the digest of {self.reference} is not known here, so the engines' keys are not final: {finds}"
+        if is_image_id(self.image):
+            local = f"no registry has assigned a digest, so only the {self.runtime} of this machine has it"
+            return f"{self.reference} is identified by its image id {self.image}: {local}"
+        return ""
 
     def lack(self) -> Diagnostic | None:
         """Return a diagnostic if engines cannot be built on this machine, otherwise None."""
@@ -85,23 +111,33 @@ class EngineToolchain:
                 *where)  # fmt: skip
 
 
-def probe_toolchain(image: str, version: str, gpu_name: str) -> EngineToolchain:
+def probe_toolchain(image: str, version: str, gpu_name: str, *, online: bool = False) -> EngineToolchain:
     """Return the toolchain for a TensorRT-LLM version and a GPU; `image` is "" for trtllm-build on PATH.
 
-    Raise TrtspecError if another version is installed. A process is started only if trtllm-build is on PATH.
+    The digest of a tag comes from the container runtime and, if `online`, from the registry. Starts a process only if
+    there is a builder. Raise TrtspecError if another version is installed.
     """
     gpu, release = find_gpu(gpu_name), find_version_spec(version).release(version)
-    expected = EngineToolchain("absent", image, version, release.tensorrt, gpu.name, gpu.sm, release.driver)
-    return _in_image(expected, gpu) if image else _on_path(expected, gpu)
+    pinned = (parse_image(image).pinned or image) if image else ""
+    expected = EngineToolchain(
+        "absent", pinned, version, release.tensorrt, gpu.name, gpu.sm, release.driver, reference=image
+    )
+    return _in_image(expected, gpu, online=online) if image else _on_path(expected, gpu)
 
 
-def _in_image(expected: EngineToolchain, gpu: Gpu) -> EngineToolchain:
+def _in_image(expected: EngineToolchain, gpu: Gpu, *, online: bool) -> EngineToolchain:
     """Return the toolchain in a container image; its TensorRT-LLM version is checked when the build starts."""
     runtime = next((name for name in RUNTIMES if shutil.which(name)), None)
     if runtime is None:
         hint = "install one of them, or remove engine.build.image to use trtllm-build on PATH"
         return replace(expected, missing=f"{' and '.join(RUNTIMES)} are not on PATH, to run the image", hint=hint)
-    return _on_gpus(replace(expected, kind="image", runtime=runtime), gpu)
+    toolchain = _on_gpus(replace(expected, kind="image", runtime=runtime), gpu)
+    if toolchain.kind == "absent" or toolchain.is_final:
+        return toolchain
+    try:
+        return replace(toolchain, image=find_image(runtime, expected.reference, online=online) or expected.image)
+    except TrtspecError as error:
+        return replace(toolchain, kind="absent", missing=error.message, hint=error.hint or "")
 
 
 def _on_path(expected: EngineToolchain, gpu: Gpu) -> EngineToolchain:

@@ -2,6 +2,12 @@
 """The features of each vLLM release, and the methods that vLLM runs.
 
 The facts of releases are in versions.yaml, read from their wheels. A method is described by `methods/NAME/vllm.py`.
+
+Quantization on load, "online quantization", needs no calibration: `--quantization fp8` rounds the weights of linear
+layers, except the head, to E4M3 with a scale per tensor (https://docs.vllm.ai/en/v0.6.3.post1/quantization/fp8.html);
+`fp8_per_channel` has a scale per output channel and token, and appears in the wheels from 0.24 on
+(vllm-project/vllm:docs/features/quantization/online.md@01e4fce0; the names are the literals of QuantizationMethods in
+vllm/model_executor/layers/quantization/__init__.py).
 """
 
 from __future__ import annotations

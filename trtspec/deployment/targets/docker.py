@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trtspec.core.container_tools import DOCKER_CAUSES, ToolFailed, run_tool
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.processes import sigterm_as_interrupt
-from trtspec.deployment.container_errors import DOCKER_CAUSES, ToolFailed, run_tool
 from trtspec.deployment.containers import (
     ALIVE_S,
     ARTIFACT,

@@ -20,7 +20,7 @@ def _fields(options: SuffixOptions) -> dict[str, Any]:
 def _check(context: PlanContext, release: VllmRelease) -> Iterator[Diagnostic]:
     message = "vLLM needs arctic-inference for suffix decoding, which its containers do not include"
     hint = "pip install arctic-inference==0.1.1 in vLLM's environment"
-    yield Diagnostic(KEY, "needs-package", message, hint, "warning", source=cite(release))
+    yield Diagnostic(KEY, "needs-package", message, hint, "note", source=cite(release))
 
 
 METHOD = VllmMethod("suffix", _fields, fixed_length=True, check=_check)

@@ -15,9 +15,10 @@ from trtspec.checkpoints.tokenizer import TokenizerMismatch
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import did_you_mean
 from trtspec.methods.base import Method, Options
-from trtspec.methods.draft_head import LAYERS, read_head
+from trtspec.methods.draft_head import LAYERS, SourceHead, read_head
 from trtspec.planning.check.inputs import DRAFT, CheckedModel, Findings, Selection, find_source, read_checkpoint
 from trtspec.planning.check.models import check_format, check_rows
+from trtspec.planning.prediction.speedup import Passes, drafter_passes, expected_tokens
 from trtspec.recipe.schema import ModelSource
 from trtspec.recipe.validate import explain_value
 
@@ -76,8 +77,11 @@ def _check_options(
         findings.add(each.below(OPTIONS) for each in method.check_options(options, target.config))
 
 
-# Taken from published pairs: smaller drafts are rarely accurate enough, larger ones rarely cheap enough.
-LEAST_RATIO = 10  # minimum size of the target relative to the draft; a larger draft takes too much of a step
+# The acceptance rate at which a draft model has to pay at batch 1. Published rates are 0.5 to 0.9 (arXiv:2211.17192,
+# section 4.2), and 0.88 fits NVIDIA's measurements of Llama pairs (docs/planning.md). The ratio of sizes alone is no
+# limit: by theorem 3.8, whether a pair pays depends on the acceptance rate and on draft_len too. The theorem omits a
+# step's other work, which takes a quarter of a pass of 8B on an H100 (`step_s` in docs/planning.md).
+GOOD_RATE, LEAST_SPEEDUP = 0.8, 1.25
 TEXT_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")  # special tokens that drafts do not read
 
 
@@ -112,12 +116,36 @@ def _check_pair(findings: Findings, chosen: Selection, target: SourceModel, draf
     if limit < min(chosen.recipe.engine.max_seq_len, chosen.positions(ours)):
         message = f"the draft has {limit} positions, fewer than engine.max_seq_len"
         findings.error(DRAFT, "positions", message, f"set engine.max_seq_len to at most {limit}")
-    ratio = ours.num_parameters / theirs.num_parameters
-    if ratio < LEAST_RATIO:
-        sizes = f"{ours.num_parameters / 1e6:,.1f} M and {theirs.num_parameters / 1e6:,.1f} M parameters"
-        usual = f"useful drafts are usually {LEAST_RATIO} times smaller"
-        message = f"the target is {ratio:.1f} times the draft ({sizes}); {usual}"
-        findings.warn(DRAFT, "size-ratio", message)
+    _check_cost(findings, chosen, ours.num_parameters, theirs.num_parameters)
+
+
+def good_speedup(passes: Passes, draft_len: int, cost: float) -> float:
+    """Return the speed-up at batch 1 if GOOD_RATE of the drafted tokens are accepted (arXiv:2211.17192, theorem 3.8).
+
+    `cost` is the time of a drafter's pass in target passes, about the ratio of their parameters.
+    """
+    number, _ = drafter_passes(passes, draft_len, 1.0)
+    return expected_tokens(GOOD_RATE, draft_len) / (1.0 + number * cost)
+
+
+def _check_cost(findings: Findings, chosen: Selection, target: int, draft: int) -> None:
+    """Warn if a draft of that many parameters takes about as long as it saves, even if it is accepted often."""
+    method, recipe = chosen.method, chosen.recipe
+    asked, draft_len = recipe.speculation.draft, recipe.speculation.draft_len
+    draft_len = draft_len or (method.default_draft_len if method else 0)
+    if method is None or asked is None or not draft_len:
+        return
+    target_gpus = recipe.target.parallel.tensor
+    draft_gpus = asked.parallel.tensor if chosen.converts else target_gpus  # other engines divide it like the target
+    speedup = good_speedup(method.draft_passes, draft_len, draft / draft_gpus / (target / target_gpus))
+    if speedup < LEAST_SPEEDUP:
+        sizes = f"{target / 1e6:,.1f} M and {draft / 1e6:,.1f} M parameters"
+        sizes += f", on {target_gpus} GPUs and {draft_gpus}" if target_gpus != draft_gpus else ""
+        message = (
+            f"the target is {target / draft:.1f} times the draft ({sizes}): even if {GOOD_RATE:.0%} of the drafted "
+            f"tokens are accepted, {draft_len} per step make it at most {speedup:.2f} times as fast"
+        )
+        findings.warn(DRAFT, "size-ratio", message, "use a smaller draft, or measure with trtspec bench")
 
 
 def _is_other(chosen: Selection, target: SourceModel, draft: SourceModel) -> bool:
@@ -181,4 +209,15 @@ def _check_head(
     if not chosen.converts:  # the engine creates every layer of config.json; missing ones stay uninitialized
         found = [replace(each, severity="error") if each.code == LAYERS else each for each in found]
     findings.add(found)
+    _check_positions(findings, chosen, head, model)
     return CheckedModel(source, head=head)
+
+
+def _check_positions(findings: Findings, chosen: Selection, head: SourceHead, target: SourceModel) -> None:
+    """Warn if texts can be longer than those of a head's configuration; published heads have fewer positions."""
+    positions = min((layer.max_positions for layer in head.head.models.values()), default=None)
+    longest = min(chosen.recipe.engine.max_seq_len, target.config.max_positions)
+    if positions is not None and positions < longest:
+        message = f"the head has {positions} positions, but texts may have {longest} tokens"
+        hint = "acceptance may be lower beyond them; measure on long texts, or lower engine.max_seq_len"
+        findings.warn(DRAFT, "positions", message, hint)

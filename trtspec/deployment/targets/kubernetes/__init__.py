@@ -15,10 +15,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from trtspec.core.container_tools import KUBECTL_CAUSES, ToolFailed, run_tool
 from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.core.files import read_bounded, replace_file
 from trtspec.core.ports import LOOPBACK
-from trtspec.deployment.container_errors import KUBECTL_CAUSES, ToolFailed, run_tool
 from trtspec.deployment.containers import (
     MAX_GRACE_S,
     PORTS,

@@ -116,7 +116,7 @@ def route(workload: ClusterWorkload) -> dict[str, Any]:
 
 def _many_waiting(workload: ClusterWorkload) -> int:
     """Return the waiting requests per server that trigger scaling up: a batch, or half of a shorter queue."""
-    recipe = workload.manifest.recipe
+    recipe = workload.recipe
     return min(recipe.engine.max_batch_size, max(1, recipe.serving.max_queue_size // 2))
 
 
@@ -159,10 +159,10 @@ CONFIG = "/config"
 
 def standalone_engine(workload: ClusterWorkload, repository: Path, artifact: str, form: str) -> StandaloneServer:
     """Return the commands and files that serve the engine without Triton; raises DeployError if unsupported."""
-    version = workload.manifest.recipe.engine.version
+    version = workload.recipe.engine.version
     if len(workload.gpu_ids) > 0 and (found := workload.serving.alone(repository, artifact, version)):
         return found
-    backend = workload.manifest.backend.name
+    backend = workload.backend
     message = f"form {form} requires an engine that serves without Triton, which {backend} does not here"
     raise DeployError(message, hint="--target-option form=deployment")
 
@@ -177,9 +177,9 @@ def llm_inference_service(workload: ClusterWorkload, repository: Path) -> list[d
     engine = standalone_engine(workload, repository, MODELS, workload.settings.form)
     group = workload.settings.canary_of or workload.name
     weight = workload.settings.weight if workload.settings.canary_of else 100
-    parallel = workload.manifest.recipe.target.parallel
+    parallel = workload.recipe.target.parallel
     spec = {
-        "model": {"uri": f"{URIS[kind]}{what}", "name": workload.manifest.recipe.name},
+        "model": {"uri": f"{URIS[kind]}{what}", "name": workload.recipe.name},
         "replicas": workload.settings.replicas,
         "labels": all_labels(workload),
         "parallelism": {"tensor": parallel.tensor, "pipeline": parallel.pipeline},
@@ -218,7 +218,7 @@ def _worker(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, An
     The operator mounts /dev/shm itself. It cannot derive Dynamo's version from an image digest, so the version is
     explicit.
     """
-    name = f"--served-model-name={workload.manifest.recipe.name}"
+    name = f"--served-model-name={workload.recipe.name}"
     command = ["python3", "-m", f"dynamo.{engine.framework}", *engine.arguments, name]
     main = main_container(workload, command) | {"name": "main"}
     spec = _with_config(pod_spec(workload, main), workload, engine)
@@ -236,7 +236,7 @@ def _worker(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, An
 
 def _kserve_pod(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, Any]:
     """Return the pod spec for KServe, without the artifact's volume because KServe mounts the model itself."""
-    name = [f"{engine.name_option}={workload.manifest.recipe.name}"] if engine.name_option else []
+    name = [f"{engine.name_option}={workload.recipe.name}"] if engine.name_option else []
     command = [*engine.serve, f"--port={PORT}", *name]
     health = {"httpGet": {"path": "/health", "port": PORT, "scheme": "HTTP"}, "timeoutSeconds": 10}
     main = main_container(workload, command) | {

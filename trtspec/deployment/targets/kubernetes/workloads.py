@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trtspec.core.errors import DeployError
 from trtspec.core.gpus import GPUS
+from trtspec.core.image_references import IMAGE_BY_DIGEST
 from trtspec.deployment.containers import (
     ALIVE_S,
     ARTIFACT,
@@ -32,7 +33,6 @@ from trtspec.deployment.containers import (
     parse_settings,
     quantity,
 )
-from trtspec.recipe.schema import IMAGE
 
 FORMS = ("deployment", "kserve", "dynamo")
 MODELPACK = "model.csi.modelpack.org"  # the driver of modelpack/model-csi-driver
@@ -101,9 +101,9 @@ class ClusterSettings:
         claim = what.partition("/")[0]
         if kind == "pvc" and LABEL.fullmatch(claim) and ".." not in self.subdirectory.split("/"):
             return {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-        if kind == "image" and re.fullmatch(IMAGE, what):
+        if kind == "image" and re.fullmatch(IMAGE_BY_DIGEST, what):
             return {"image": {"reference": what, "pullPolicy": "IfNotPresent"}}
-        if kind == "modelpack" and re.fullmatch(IMAGE, what):
+        if kind == "modelpack" and re.fullmatch(IMAGE_BY_DIGEST, what):
             return {
                 "csi": {"driver": MODELPACK, "readOnly": True, "volumeAttributes": {f"{MODELPACK}/reference": what}}
             }
@@ -111,7 +111,7 @@ class ClusterSettings:
         raise DeployError(f"option artifact: {self.artifact!r} is not an artifact location", hint=hint)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClusterWorkload(ContainerWorkload):
     """A container workload with the settings of the Kubernetes target."""
 
@@ -124,7 +124,7 @@ class ClusterWorkload(ContainerWorkload):
         if gpus <= per_machine:
             return 1
         if self.serving.nodes is None:
-            backend = self.manifest.backend.name
+            backend = self.backend
             message = (
                 f"{gpus} GPUs, {per_machine} per machine: {backend} does not support serving over several machines"
             )
@@ -139,7 +139,8 @@ class ClusterWorkload(ContainerWorkload):
 def cluster_workload(workload: ContainerWorkload) -> ClusterWorkload:
     """Convert a container workload by parsing the settings in its options; raises DeployError for invalid ones."""
     settings = parse_settings(ClusterSettings, workload.options.settings)
-    return ClusterWorkload(workload.name, workload.manifest, workload.digest, workload.options, settings)
+    shared = {each.name: getattr(workload, each.name) for each in fields(ContainerWorkload)}
+    return ClusterWorkload(**shared, settings=settings)
 
 
 GPU = "nvidia.com/gpu"
@@ -257,7 +258,7 @@ def scratch_mounts() -> list[dict[str, Any]]:
 
 def _affinity(workload: ContainerWorkload) -> dict[str, Any]:
     """Return the affinity for machines with the artifact's GPU, by labels of NVIDIA's GPU feature discovery; or {}."""
-    gpu = GPUS.get(workload.manifest.recipe.engine.gpu.lower())
+    gpu = GPUS.get(workload.recipe.engine.gpu.lower())
     if gpu is None or not workload.gpu_ids:
         return {}
     major, minor = divmod(gpu.sm, 10)

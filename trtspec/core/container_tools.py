@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs docker and kubectl, and recognizes the causes of their failures by patterns of their standard error.
+"""Running docker, podman and kubectl, and the causes of their failures, recognized by patterns of their standard error.
 
-The patterns match texts of docker's CLI, daemon and compose plugin, of kubectl and of the Kubernetes API server. The
+The patterns match texts of docker's CLI, daemon and plugins, of podman, kubectl and the Kubernetes API server. The
 error has the cause and a fix, followed by the program's own output; unrecognized output is shown unchanged.
 """
 
@@ -33,14 +33,24 @@ class FailureCause:
 
 
 class ToolFailed(DeployError):
-    """Raised if docker or kubectl fails; `is_before` is true if it did not start or change anything."""
+    """A program failed; `cause` is None if it was not recognized."""
 
-    def __init__(self, message: str, *, hint: str, is_before: bool) -> None:
+    def __init__(self, message: str, *, hint: str, cause: FailureCause | None = None) -> None:
         super().__init__(message, hint=hint)
-        self.is_before = is_before
+        self.cause = cause
+
+    @property
+    def is_before(self) -> bool:
+        """Return whether the program certainly did not start or change anything."""
+        return self.cause is not None and self.cause.is_before
 
 
 DOCKER_CAUSES = (
+    FailureCause(
+        r"unknown flag: --format|'buildx' is not a docker command|unknown command: (?:\"|')?docker buildx",
+        "docker has no buildx plugin",
+        "install it (Debian: docker-buildx, Docker's own packages: docker-buildx-plugin), or pull the image in advance",
+    ),
     FailureCause(
         r"unknown flag: --file|unknown shorthand flag: 'f'|'compose' is not a docker command"
         r"|unknown command: (?:\"|')?docker compose|docker: unknown command",
@@ -74,15 +84,16 @@ DOCKER_CAUSES = (
     ),
     FailureCause(
         r"pull access denied|manifest unknown|No such image|manifest for \S+ not found|repository does not exist"
-        r"|failed to resolve reference|@sha256:\S+: not found|name unknown",
+        r"|failed to resolve reference|:\S+: not found|name unknown",
         "image not found, or access denied by its registry",
-        "compare the name and digest of --image with the registry's (docker pull NAME@sha256:...); push the image, or "
-        "log in with `docker login REGISTRY`",
+        "compare the image's name, tag and digest with the registry's (docker pull IMAGE); push the image, or log in "
+        "with `docker login REGISTRY`",
     ),
     FailureCause(
-        r"no basic auth credentials|unauthorized: |denied: requested access|authentication required",
+        r"no basic auth credentials|unauthorized: |denied: requested access|authentication required"
+        r"|failed to authorize|40[13] (?:Unauthorized|Forbidden)",
         "access to the image denied by the registry",
-        "log in with `docker login REGISTRY`, and compare the name and digest of --image",
+        "log in with `docker login REGISTRY`, and compare the image's name with the registry's",
     ),
     FailureCause(
         r"toomanyrequests|429 Too Many Requests",
@@ -208,9 +219,9 @@ def tool_failure(causes: tuple[FailureCause, ...], what: str, status: int, stder
             groups = {name: text or "" for name, text in found.groupdict().items()}
             words = {"at": "", "also": ""} | groups
             message = f"{what} failed: {cause.message.format(**words).strip()}"
-            return ToolFailed(message, hint=f"{cause.hint}\n{output}", is_before=cause.is_before)
+            return ToolFailed(message, hint=f"{cause.hint}\n{output}", cause=cause)
     hint = output or f"{what.split(maxsplit=1)[0]} printed no error; run it with --verbose"
-    return ToolFailed(f"{what} ended with status {status}", hint=hint, is_before=False)
+    return ToolFailed(f"{what} ended with status {status}", hint=hint)
 
 
 def run_tool(
