@@ -246,8 +246,8 @@ WORTH_BYTES = 256 << 20  # numpy converts fewer before a compiler could help
 
 
 def choose_arithmetic(nbytes: int) -> Arithmetic:
-    """Return the compiled implementation if its library is in the cache; else numpy's, which a library replaces as soon
-    as it is compiled in the background, if a conversion of `nbytes` takes that long.
+    """Return the compiled implementation if its library is in the wheel or the cache; else numpy's, which a library
+    replaces as soon as it is compiled in the background, if a conversion of `nbytes` takes that long.
     """
     if found := _tested(find_host_library()):
         log.info("converting weights with %s (%s)", found.library.path, found.instructions.name)

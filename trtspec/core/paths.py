@@ -50,6 +50,11 @@ def plugins_dir() -> Path:
     return _shipped("plugins")
 
 
+def wheel_kernels_dir() -> Path:
+    """Return the directory of the kernels that were compiled for the wheel; it does not exist in a checkout."""
+    return PACKAGE / "_data" / "kernels"
+
+
 def default_prompts() -> Path:
     """Return the prompts that gates and benchmarks use for artifacts without prompts."""
     return recipes_dir() / "prompts" / "default.jsonl"

@@ -34,10 +34,10 @@ Bits = npt.NDArray[Any]
 
 
 def find_host_library() -> KernelLibrary | None:
-    """Return the library of this user's cache, None without one that loads."""
+    """Return the library of the wheel or of this user's cache, None without one that loads."""
     try:
-        found = next(iter(find_libraries(HOST_PLUGINS)), None)
-        return load_library(found) if found and loads(found) else None
+        found = next(filter(loads, find_libraries(HOST_PLUGINS)), None)
+        return load_library(found) if found else None
     except (TrtspecError, OSError):
         return None
 

@@ -26,12 +26,18 @@ PACKAGES = ("torch", "transformers", "tokenizers")
 
 def probes() -> list[DoctorCheck]:
     """Check the packages, GPUs and kernels; a machine without GPU or kernels passes, because they only affect speed."""
-    from trtspec.kernels.build import find_libraries  # imports the compilers' flags, which only this command needs
+    from trtspec.kernels.build import (  # imports the compilers' flags, which only this command needs
+        describe_library,
+        find_libraries,
+        loads,
+    )
 
     packages = [check_package(package, "pip install 'trtspec[embedded]'") for package in PACKAGES]
     devices = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))  # of the driver, without loading CUDA
     gpus = f"{devices} NVIDIA GPUs" if devices else "none; the torch engine uses the CPU"
-    kernels = next(map(str, find_libraries()), "not compiled; torch verifies drafts (trtspec plugins build)")
+    compiled = next(filter(loads, find_libraries()), None)
+    missing = "not compiled; torch verifies drafts (trtspec plugins build)"
+    kernels = describe_library(compiled) if compiled else missing
     return [*packages, DoctorCheck("gpu", True, gpus), DoctorCheck("kernels", True, kernels)]
 
 
