@@ -15,7 +15,7 @@
 
 namespace trtspec {
 
-inline int thread_count(int wanted) {
+inline int thread_count([[maybe_unused]] int wanted) {
 #ifdef _OPENMP
     return wanted > 0 ? wanted : omp_get_max_threads();
 #else

@@ -1,29 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents of the wheel, and execution of the documentation's commands without a clone."""
+"""The wheel: its contents, its compiled kernels, and the documentation's commands without a clone."""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests._support.pages import PAGES, ROOT, SHELLS, Block, blocks_of, run_block
+from trtspec import __version__
 
 pytestmark = [pytest.mark.integration]
 
 SHIPPED = ("model_repository", "plugins", "recipes")
 BUILT_FROM = ("trtspec", *SHIPPED, "pyproject.toml", "README.md", "LICENSE", ".gitignore")
 IGNORED = Path("recipes/checkpoints")
+KERNELS = ("trtspec/_data/kernels/libtrtspec.so", "trtspec/_data/kernels/library.json")
+NEWEST_GLIBC = (2, 28)  # of manylinux_2_28, for which wheels are released
+QUICKSTART_S = 180
 CORE = (
     "typer", "rich", "pydantic", "pydantic_core", "yaml", "numpy", "numpy.libs", "google", "filelock", "blake3",
     "annotated_doc", "annotated_types", "click", "typing_extensions.py", "typing_inspection", "shellingham",
-    "markdown_it", "mdurl", "pygments",
+    "markdown_it", "mdurl", "pygments", "markdown_it_py", "protobuf", "pyyaml", "PyYAML", "typing_extensions",
 )  # fmt: skip
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
@@ -34,10 +41,10 @@ def without_clone(page: str) -> list[Block]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built offline from a clone and a checkpoint ignored by git."""
-    pytest.importorskip("hatchling", reason="hatchling is not installed: make setup")
-    clone = tmp_path_factory.mktemp("wheel")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unpacked source distribution of a clone with a checkpoint ignored by git."""
+    pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed: make setup")
+    clone = tmp_path_factory.mktemp("clone")
     for name in BUILT_FROM:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, clone / name, ignore=_ignored)
@@ -45,9 +52,25 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(ROOT / name, clone)
     (clone / "recipes" / "checkpoints").mkdir()
     (clone / "recipes" / "checkpoints" / "tried.safetensors").touch()
-    command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", "dist", "."]
-    subprocess.run(command, cwd=clone, check=True, timeout=300)
-    (made,) = (clone / "dist").glob("trtspec-*.whl")
+    build = "from scikit_build_core.build import build_sdist; build_sdist('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=clone, check=True, timeout=300)
+    shutil.unpack_archive(clone / "dist" / f"trtspec-{__version__}.tar.gz", clone / "dist", filter="data")
+    return clone / "dist" / f"trtspec-{__version__}"
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built offline from the source distribution."""
+    for program in ("cmake", "g++"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program} on the PATH")
+    return build_wheel(sources, tmp_path_factory.mktemp("wheel"))
+
+
+def build_wheel(sources: Path, out: Path, **environment: str) -> Path:
+    command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", out, "."]
+    subprocess.run(command, cwd=sources, check=True, timeout=600, env={**os.environ, **environment})
+    (made,) = out.glob("trtspec-*.whl")
     return made
 
 
@@ -95,14 +118,89 @@ def variables(environment: Path, work: Path) -> dict[str, str]:
     }
 
 
+def run_trtspec(environment: Path, work: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command, without a compiler, in a directory that also has its store."""
+    alone = {**variables(environment, work), "PATH": str(environment / "bin")}
+    return subprocess.run(
+        [environment / "bin" / "trtspec", *words], cwd=work, env=alone, capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+
+
 def test_wheel_contains_the_same_files_as_a_clone(wheel: Path) -> None:
-    """The wheel has every file below trtspec/ and the directories of paths.py, but no ignored files."""
+    """The wheel has every file below trtspec/, the directories of paths.py and kernels, but no ignored files."""
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     served = {*re.findall(r'_shipped\("(\w+)"\)', (ROOT / "trtspec" / "core" / "paths.py").read_text())}
     assert served == {*SHIPPED}
     expected = {str(path) for path in files_below(ROOT / "trtspec", ROOT)}
     expected |= {f"trtspec/_data/{path}" for folder in SHIPPED for path in files_below(ROOT / folder, ROOT)}
-    assert held == expected
+    assert held == {*expected, *KERNELS}
+
+
+def test_wheel_is_for_its_platform_and_every_python(wheel: Path) -> None:
+    assert wheel.name == f"trtspec-{__version__}-py3-none-linux_{platform.machine()}.whl"
+
+
+def test_library_of_the_wheel_runs_on_every_system_that_manylinux_names(wheel: Path) -> None:
+    """auditwheel, which names released wheels, finds no library and no version of glibc that a system may lack."""
+    pytest.importorskip("auditwheel", reason="auditwheel is not installed: make setup")
+    command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    glibc = re.search(r'platform tag: "manylinux_(\d+)_(\d+)_\w+"', " ".join(shown.split()))
+    assert glibc is not None, shown
+    assert (int(glibc[1]), int(glibc[2])) <= NEWEST_GLIBC
+    assert "requires no external shared libraries" in shown
+
+
+def test_wheel_built_without_a_compiler_lacks_only_the_library(wheel: Path, sources: Path, tmp_path: Path) -> None:
+    plain = build_wheel(sources, tmp_path, CXX=shutil.which("false") or "")
+    assert plain.name == f"trtspec-{__version__}-py3-none-any.whl"
+    missing = {*zipfile.ZipFile(wheel).namelist()} ^ {*zipfile.ZipFile(plain).namelist()}
+    assert missing == {*KERNELS}
+
+
+def test_released_wheels_are_not_built_without_a_compiler(sources: Path, tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        build_wheel(sources, tmp_path, CXX=shutil.which("false") or "", CIBUILDWHEEL="1")
+
+
+def test_small_conversion_uses_the_library_of_the_wheel_without_a_compiler(bare: Path, tmp_path: Path) -> None:
+    library = site_packages(bare) / KERNELS[0]
+    findings = json.loads(run_trtspec(bare, tmp_path, "doctor", "--json").stdout)["findings"]
+    details = {each["name"]: each["detail"] for each in findings}
+    assert details["conversions"] == details["kernels"] == f"{library}, from the wheel"
+    built = run_trtspec(bare, tmp_path, "-v", "build", "quickstart")
+    assert built.returncode == 0, built.stderr
+    assert f"converting weights with {library} (" in built.stderr
+    assert not (tmp_path / "cache" / "plugins").exists()
+
+
+def test_library_of_the_wheel_passes_its_self_test(installed: Path, tmp_path: Path) -> None:
+    """Every kernel returns what its reference in numpy does, bit for bit."""
+    document = json.loads(run_trtspec(installed, tmp_path, "plugins", "test", "--json").stdout)
+    assert document["path"] == str(site_packages(installed) / KERNELS[0])
+    assert document["ok"], document
+
+
+def test_wheel_and_its_dependencies_pass_pip_check(bare: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--python", bare / "bin" / "python", "check"],
+        env=variables(bare, tmp_path), capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_quickstart_runs_from_the_wheel_within_three_minutes(installed: Path, tmp_path: Path) -> None:
+    started = time.monotonic()
+    for command in (
+        "check quickstart",
+        "build quickstart",
+        "verify build/quickstart",
+        "generate build/quickstart -p x",
+    ):
+        done = run_trtspec(installed, tmp_path, *command.split())
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - started < QUICKSTART_S
 
 
 def _ignored(folder: str, names: list[str]) -> set[str]:

@@ -7,6 +7,7 @@ import ctypes
 import platform
 import re
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from trtspec.kernels.build import (
     plan_library,
     probe_toolchain,
 )
+from trtspec.store.digest import dump_checksummed
 
 MANIFEST = (
     "name: {name}\nsummary: Says a number\nsources: {{host: [cpu.cpp], cuda: [kernel.cu]}}\narchitectures: [sm_80]\n"
@@ -224,6 +226,39 @@ def test_library_of_other_flags_is_not_found(sources: Path, monkeypatch: pytest.
     build_library(plan_library())
     monkeypatch.setattr(build, "FLAGS", ("-Ofast",))
     assert find_libraries() == []
+
+
+@pytest.fixture
+def wheel(sources: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library of a wheel that was built from the sources."""
+    path = build_library(plan_library())
+    folder = path.parent.rename(workplace / "wheel")
+    monkeypatch.setattr(build, "wheel_kernels_dir", lambda: folder)
+    document = {"library": {**plan_library().describe()["library"], "sources": build._digest_files()}}
+    (folder / "library.json").write_bytes(dump_checksummed(build.SCHEMA, document))
+    return folder / LIBRARY
+
+
+def test_library_of_the_wheel_is_found_before_those_of_the_cache(wheel: Path, compiled: list[str]) -> None:
+    assert find_libraries() == [wheel]
+    assert build.describe_library(wheel) == f"{wheel}, from the wheel"
+    cached = build_library(plan_library())
+    assert find_libraries() == [wheel, cached]
+    assert build.describe_library(cached) == f"{cached}, compiled on this machine"
+
+
+@pytest.mark.parametrize("change", ["common/number.h", "one/plugin.yaml"])
+def test_library_of_a_wheel_with_other_sources_is_not_found(wheel: Path, sources: Path, change: str) -> None:
+    (sources / change).write_text((sources / change).read_text() + "\n")
+    assert find_libraries() == []
+    assert [each.path for each in list_libraries()] == [wheel]
+
+
+def test_digest_of_files_is_the_one_of_sha256sum(sources: Path) -> None:
+    """plugins/cmake/wheel.cmake computes the same."""
+    shell = "find * -type f | LC_ALL=C sort | xargs sha256sum | sha256sum"
+    done = subprocess.run(["bash", "-c", shell], cwd=sources, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split()[0] == build._digest_files()
 
 
 def test_library_with_damaged_description_is_not_listed(sources: Path) -> None:

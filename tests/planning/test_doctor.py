@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.core.installation import DoctorCheck
+from trtspec.core.paths import wheel_kernels_dir
 from trtspec.kernels import build
 from trtspec.planning import doctor
 
@@ -57,8 +58,12 @@ def test_conversions_report_their_implementation(monkeypatch: pytest.MonkeyPatch
     assert found() == "numpy, until /bin/g++ compiles them for the first large one"
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert found() == "numpy, which is slower: no C++ compiler on the PATH (g++ or clang++)"
-    monkeypatch.setattr(build, "find_libraries", lambda names=(): [Path("there.so")] if "quantize" in names else [])
-    assert found() == "there.so"
+    made = [Path("broken.so"), Path("there.so"), wheel_kernels_dir() / "libtrtspec.so"]
+    monkeypatch.setattr(build, "find_libraries", lambda names=(): made if "quantize" in names else [])
+    monkeypatch.setattr(build, "loads", lambda path: path.name != "broken.so")
+    assert found() == "there.so, compiled on this machine"
+    del made[1]
+    assert found() == f"{made[1]}, from the wheel"
 
 
 def test_nearly_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
@@ -80,4 +85,4 @@ def test_kernels_report_the_library_or_torch(
         "kernels", True, "not compiled; torch verifies drafts (trtspec plugins build)"
     )
     monkeypatch.setenv("TRTSPEC_CACHE", str(kernel_library.parents[2]))
-    assert findings()["kernels"] == DoctorCheck("kernels", True, str(kernel_library))
+    assert findings()["kernels"] == DoctorCheck("kernels", True, f"{kernel_library}, compiled on this machine")

@@ -244,7 +244,7 @@ WORTH_BYTES = 256 << 20  # numpy finishes smaller conversions before a library c
 
 
 def choose_arithmetic(nbytes: int) -> Arithmetic:
-    """Return the compiled arithmetic if its library is in the cache, else numpy's.
+    """Return the compiled arithmetic if its library is in the wheel or the cache, else numpy's.
 
     If `nbytes`, the size of the conversion, is large, the library is compiled in the background and replaces numpy's
     arithmetic as soon as it is ready.

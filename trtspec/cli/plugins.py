@@ -27,7 +27,7 @@ def plugins(
 ) -> None:
     """Compile, test or list the kernel plugins.
 
-    Without --arch they are compiled for CPUs only. An existing library is reused.
+    Without --arch they are compiled for CPUs only. An existing library is reused; `test` also takes the wheel's.
 
     Example: trtspec plugins build --arch sm_90a
     """
@@ -57,10 +57,11 @@ def _show_built(document: dict[str, Any]) -> None:
 def _test(architectures: tuple[str, ...]) -> dict[str, Any]:
     from trtspec.checkpoints import arithmetic
     from trtspec.kernels.bindings import load_library
-    from trtspec.kernels.build import build_library, plan_library
+    from trtspec.kernels.build import build_library, find_libraries, loads, plan_library
     from trtspec.kernels.selftest import run_self_test
 
-    library = load_library(build_library(plan_library(architectures=architectures)))
+    ready = None if architectures else next(filter(loads, find_libraries()), None)
+    library = load_library(ready or build_library(plan_library(architectures=architectures)))
     verification = run_self_test(library, "cuda" if architectures else "cpu")
     checks = [asdict(check) for check in (*verification, *arithmetic.run_self_test(library))]
     return {"ok": all(check["ok"] for check in checks), "path": str(library.path), "checks": checks}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def installed_version(package: str | None) -> str:

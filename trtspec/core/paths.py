@@ -51,6 +51,11 @@ def plugins_dir() -> Path:
     return _shipped("plugins")
 
 
+def wheel_kernels_dir() -> Path:
+    """Return the directory of the kernels that were compiled for the wheel; it does not exist in a checkout."""
+    return PACKAGE / "_data" / "kernels"
+
+
 def default_prompts() -> Path:
     """Return the prompt file that gates and benchmarks use for an artifact without its own prompts."""
     return recipes_dir() / "prompts" / "default.jsonl"

@@ -235,8 +235,8 @@ def dockerfile(workload: ContainerWorkload) -> str:
     serving, version = workload.serving, workload.recipe.engine.version
     bases = serving.images(version) or ("nvcr.io/nvidia/tritonserver:<release>-py3",)
     extra = f"[{serving.extra}]" if serving.extra else ""
-    wheel = f"trtspec-{__version__}-py3-none-any.whl"
-    packages = " ".join(f"'{each}'" for each in (f"/tmp/{wheel}{extra}", *serving.requirements(version)))
+    wheel = f"trtspec-{__version__}-py3-none-*.whl"  # of any platform
+    packages = " ".join((f'"$(echo /tmp/{wheel}){extra}"', *(f"'{each}'" for each in serving.requirements(version))))
     held = "\n".join(f"#   {base}" for base in bases)
     system = " ".join(serving.system_packages(version))
     installed = f"RUN apt-get update && apt-get install -y {system} && rm -rf /var/lib/apt/lists/*\n" if system else ""

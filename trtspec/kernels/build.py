@@ -2,15 +2,17 @@
 """Compiles kernels of plugins/ into a shared library, once per set of sources, compilers, flags and processors.
 
     cache/plugins/<key>/libtrtspec.so    published atomically, with its description in library.json
-    cache/plugins/<key>.lock             locked during the build
+    cache/plugins/<key>.lock             held while it is built
+    trtspec/_data/kernels/               in a wheel: the same two files, compiled for CPUs by plugins/CMakeLists.txt
 
-Only `build_library` compiles; `find_libraries` searches the cache. A toolchain (a C++ compiler, and nvcc if installed)
-is identified by the compilers' versions, not by their paths, because equal versions build equal libraries.
+Only `build_library` compiles; `find_libraries` searches the wheel and the cache. A toolchain (a C++ compiler, and nvcc
+if it is installed) is identified by its compilers' versions, not by their paths: equal versions build equal libraries.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 import platform
@@ -28,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trtspec.core.errors import StepError, StepTimeout, TrtspecError
 from trtspec.core.files import file_lock, fsync_path, map_in_threads
-from trtspec.core.paths import cache_dir, plugins_dir
+from trtspec.core.paths import cache_dir, plugins_dir, wheel_kernels_dir
 from trtspec.core.registry import did_you_mean
 from trtspec.store.digest import compute_digest, dump_checksummed, load_checksummed
 
@@ -41,7 +43,7 @@ MANIFEST = "plugin.yaml"
 HOST_PLUGINS = ("quantize",)  # used by builds, not by engines
 COMMON_SOURCES = ("common/abi.cpp",)
 WITHOUT_CUDA = ("common/no_cuda.cpp",)
-HEADERS = ("common/*.h", "common/*.cuh", "include/**/*.h")
+SOURCES = ("*.cmake", "*.cpp", "*.cu", "*.cuh", "*.h", "CMakeLists.txt", MANIFEST)  # also in cmake/wheel.cmake
 TIMEOUT_S = 1800
 SHOWN_LINES = 20
 
@@ -209,7 +211,7 @@ class LibrarySpec:
 
 @dataclass(frozen=True)
 class BuiltLibrary:
-    """A library in the cache, with the contents of its library.json."""
+    """A library in the wheel or the cache, as described by its library.json."""
 
     path: Path
     plugins: list[str]
@@ -220,6 +222,11 @@ class BuiltLibrary:
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "path": str(self.path)}
+
+
+def describe_library(path: Path) -> str:
+    """Return a library's path and where it was compiled, for users."""
+    return f"{path}, {'from the wheel' if path.parent == wheel_kernels_dir() else 'compiled on this machine'}"
 
 
 def discover_plugins() -> dict[str, Plugin]:
@@ -274,16 +281,19 @@ def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
 
 
 def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
-    """Return up-to-date libraries with the named plugins (all if empty), those with most GPU architectures first."""
-    wanted, sources = set(names or discover_plugins()), _digest_sources()
-    made = (one for one in list_libraries() if one.sources == sources and one.machine == platform.machine())
+    """Return up-to-date libraries with the named plugins, or all plugins: most GPU architectures first, and the wheel's
+    before those of the cache.
+    """
+    wanted, sources = set(names or discover_plugins()), (_digest_files(), _digest_sources())
+    made = (one for one in list_libraries() if one.sources in sources and one.machine == platform.machine())
     fitting = [one for one in made if wanted <= set(one.plugins)]
     return [one.path for one in sorted(fitting, key=lambda one: -len(one.architectures))]
 
 
 def list_libraries() -> list[BuiltLibrary]:
-    """Return all libraries in the cache, sorted by key."""
-    read = ((path, load_checksummed(SCHEMA, path)) for path in sorted(_libraries().glob(f"*/{DESCRIPTION}")))
+    """Return the library in the wheel, if there is one, and all libraries in the cache, by key."""
+    paths = [wheel_kernels_dir() / DESCRIPTION, *sorted(_libraries().glob(f"*/{DESCRIPTION}"))]
+    read = ((path, load_checksummed(SCHEMA, path)) for path in paths)
     return [BuiltLibrary(path.with_name(LIBRARY), **made["library"]) for path, made in read if made]
 
 
@@ -361,14 +371,20 @@ def _source_line(found: re.Match[str]) -> str:
 
 
 def _digest_sources() -> str:
-    """Return a digest of all plugins' source files and of the compiler flags."""
+    """Return the digest of the plugins' source files and the compiler flags: `sources` of a library in the cache."""
+    return compute_digest("trtspec.plugins.sources/3", (FLAGS, _digest_files()))
+
+
+def _digest_files() -> str:
+    """Return the digest of the plugins' source files: `sources` of the library in the wheel.
+
+    It is the SHA-256 of the output of sha256sum for the files, by name; plugins/cmake/wheel.cmake computes it too. The
+    compiler flags are in one of the files, CMakeLists.txt.
+    """
     folder = plugins_dir()
-    headers = (path.relative_to(folder).as_posix() for pattern in HEADERS for path in folder.glob(pattern))
-    plugins = discover_plugins().values()
-    sources = (path for plugin in plugins for path in plugin.paths(tuple(plugin.architectures), "x86_64"))
-    files = sorted({*headers, *COMMON_SOURCES, *WITHOUT_CUDA, *sources})
-    read = [(file, (folder / file).read_bytes()) for file in files]
-    return compute_digest("trtspec.plugins.sources/2", (FLAGS, read))
+    files = {path.relative_to(folder).as_posix() for pattern in SOURCES for path in folder.rglob(pattern)}
+    lines = [f"{hashlib.sha256((folder / file).read_bytes()).hexdigest()}  {file}\n" for file in sorted(files)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _libraries() -> Path:

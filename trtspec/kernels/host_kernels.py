@@ -34,10 +34,10 @@ Bits = npt.NDArray[Any]
 
 
 def find_host_library() -> KernelLibrary | None:
-    """Return the library from the user's cache, or None if it is missing or does not load."""
+    """Return the library from the wheel or the user's cache, or None if it is missing or does not load."""
     try:
-        found = next(iter(find_libraries(HOST_PLUGINS)), None)
-        return load_library(found) if found and loads(found) else None
+        found = next(filter(loads, find_libraries(HOST_PLUGINS)), None)
+        return load_library(found) if found else None
     except (TrtspecError, OSError):
         return None
 

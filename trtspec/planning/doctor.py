@@ -46,13 +46,17 @@ def _conversions() -> DoctorCheck:
     """Report the implementation that converts tensors; without a compiler, conversions are only slower."""
     from trtspec.kernels.build import (  # lazy: only this command needs it
         HOST_PLUGINS,
+        describe_library,
         find_libraries,
+        loads,
         probe_toolchain,
     )
 
     try:
-        found = next(iter(find_libraries(HOST_PLUGINS)), None)
-        detail = str(found) if found else f"numpy, until {probe_toolchain().cxx} compiles them for the first large one"
+        if found := next(filter(loads, find_libraries(HOST_PLUGINS)), None):
+            detail = describe_library(found)
+        else:
+            detail = f"numpy, until {probe_toolchain().cxx} compiles them for the first large one"
     except TrtspecError as error:
         detail = f"numpy, which is slower: {error.message}"
     return DoctorCheck("conversions", True, detail)

@@ -154,7 +154,8 @@ TRTSPEC_API int trtspec_abi_version(void);
 TRTSPEC_API const char* trtspec_error(int code);
 
 /* verify_block takes the arguments of verify_chain, and accepts a chain as a whole.
- * `threads` 0: all threads of the machine. The result does not depend on their number. */
+ * `threads` 0: all threads of the machine. The result does not depend on their number. A library compiled without
+ * OpenMP, such as the one in the Python wheel, uses one. */
 TRTSPEC_API int trtspec_verify_chain_cpu(const trtspec_chain_args* args, int threads);
 TRTSPEC_API int trtspec_verify_block_cpu(const trtspec_chain_args* args, int threads);
 TRTSPEC_API int trtspec_verify_tree_cpu(const trtspec_tree_args* args, int threads);

@@ -28,12 +28,18 @@ PACKAGES = ("torch", "transformers", "tokenizers")
 
 def probes() -> list[DoctorCheck]:
     """Return checks of packages, GPUs and kernels; missing GPUs or kernels pass, because they affect only the speed."""
-    from trtspec.kernels.build import find_libraries  # imports the compilers' flags, which only this command needs
+    from trtspec.kernels.build import (  # imports the compilers' flags, which only this command needs
+        describe_library,
+        find_libraries,
+        loads,
+    )
 
     packages = [check_package(package, "pip install 'trtspec[embedded]'") for package in PACKAGES]
     devices = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))  # read from the driver, without CUDA
     gpus = f"{devices} NVIDIA GPUs" if devices else "none; the torch engine uses the CPU"
-    kernels = next(map(str, find_libraries()), "not compiled; torch verifies drafts (trtspec plugins build)")
+    compiled = next(filter(loads, find_libraries()), None)
+    missing = "not compiled; torch verifies drafts (trtspec plugins build)"
+    kernels = describe_library(compiled) if compiled else missing
     return [*packages, DoctorCheck("gpu", True, gpus), DoctorCheck("kernels", True, kernels)]
 
 
