@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +40,13 @@ def test_install_page_lists_every_extra(pyproject: dict[str, Any]) -> None:
 def test_wheels_are_tried_on_every_supported_python(pyproject: dict[str, Any]) -> None:
     pythons = [f"cp3{minor}-manylinux*" for minor in range(OLDEST[1], 14)]
     assert pyproject["tool"]["cibuildwheel"]["build"] == pythons
+
+
+@pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").iterdir()), ids=lambda path: path.name)
+def test_workflow_is_valid_by_the_vendors_schema(workflow: Path) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(workflow)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_cmake_computes_the_digest_of_the_same_sources() -> None:
