@@ -211,6 +211,8 @@ def is_greedy(asked: RequestParameters) -> bool:
 
 def is_resumable(asked: RequestParameters) -> bool:
     """Return whether the continuation depends on the tokens so far only: greedy, and no parameter counts tokens."""
+    if asked.constraint is not None:  # its state is not in the prompt of the continuation
+        return False
     counts = asked["presence_penalty"] or asked["frequency_penalty"] or asked["min_tokens"]
     return bool(is_greedy(asked) and not counts and asked["repetition_penalty"] == 1 and asked.top_logprobs is None)
 
