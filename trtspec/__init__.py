@@ -230,19 +230,23 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     stop: Sequence[str] = (),
+    guide_type: str = "",
+    guide: str = "",
     on_text: Callable[[str], None] | None = None,
 ) -> GeneratedText:
     """Generate text from an artifact in this process; `on_text` receives each new piece of text.
 
-    Temperature 0 is greedy decoding. Raises TrtspecError for an artifact whose engine runs in another process.
+    Temperature 0 is greedy decoding. With a `guide_type` ("json", "json_schema", "regex" or "ebnf_grammar") the text
+    fits the grammar in `guide`, which requires the extra `structured`. Raises TrtspecError for an artifact whose engine
+    runs in another process, and for an unsupported guide.
     """
     from trtspec.bench.artifact import generate_one
-    from trtspec.engine.generation.request import SamplingOptions
+    from trtspec.engine.generation.request import Constraint, SamplingOptions
 
     sampling = SamplingOptions(temperature, top_k, top_p, seed)
-    return generate_one(
-        Path(artifact), prompt, max_tokens=max_tokens, sampling=sampling, stop=tuple(stop), on_text=on_text
-    )
+    constraint = Constraint(guide_type, guide) if guide_type else None
+    options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling, "stop": tuple(stop)}
+    return generate_one(Path(artifact), prompt, **options, constraint=constraint, on_text=on_text)
 
 
 def generate_all(
@@ -255,16 +259,20 @@ def generate_all(
     top_p: float = 1.0,
     seed: int = 0,
     stop: Sequence[str] = (),
+    guide_type: str = "",
+    guide: str = "",
 ) -> list[tuple[str, GeneratedText]]:
     """Generate a text for every prompt of a file, in batches; return (prompt id, text) pairs.
 
     `prompts` is a prompt file or the name of a shipped set. The other arguments and the errors are those of `generate`.
     """
     from trtspec.bench.artifact import generate_many
-    from trtspec.engine.generation.request import SamplingOptions
+    from trtspec.engine.generation.request import Constraint, SamplingOptions
 
     sampling = SamplingOptions(temperature, top_k, top_p, seed)
-    return generate_many(Path(artifact), Path(prompts), max_tokens=max_tokens, sampling=sampling, stop=tuple(stop))
+    constraint = Constraint(guide_type, guide) if guide_type else None
+    options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling, "stop": tuple(stop)}
+    return generate_many(Path(artifact), Path(prompts), **options, constraint=constraint)
 
 
 def deploy(

@@ -20,7 +20,7 @@ from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.core.paths import default_prompts
 from trtspec.engine.generation.model_defaults import MODEL, ModelDefaults, load_model_defaults
-from trtspec.engine.generation.request import EngineRequest, EngineResult, SamplingOptions, Update
+from trtspec.engine.generation.request import Constraint, EngineRequest, EngineResult, SamplingOptions, Update
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.engine.settings import EngineSettings
@@ -201,13 +201,15 @@ def generate_one(
     max_tokens: int,
     sampling: SamplingOptions,
     stop: tuple[str, ...],
+    constraint: Constraint | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> GeneratedText:
     """Generate the response to one prompt; `on_text` is called with increments of whole characters."""
     with open_artifact(root) as artifact:
         updates: SimpleQueue[Update] = SimpleQueue()
         started = time.perf_counter()
-        handle = artifact.engine.submit(artifact.request(prompt, max_tokens, sampling, stop=stop), updates.put)
+        request = artifact.request(prompt, max_tokens, sampling, stop=stop, constraint=constraint)
+        handle = artifact.engine.submit(request, updates.put)
         ids: list[int] = []
         text = ""
         try:
@@ -231,7 +233,13 @@ def generate_one(
 
 
 def generate_many(
-    root: Path, prompts: Path, *, max_tokens: int, sampling: SamplingOptions, stop: tuple[str, ...]
+    root: Path,
+    prompts: Path,
+    *,
+    max_tokens: int,
+    sampling: SamplingOptions,
+    stop: tuple[str, ...],
+    constraint: Constraint | None = None,
 ) -> list[tuple[str, GeneratedText]]:
     """Generate the responses to all prompts of a file in batches; return (prompt id, text) pairs in file order.
 
@@ -239,7 +247,8 @@ def generate_many(
     """
     loaded = artifact_prompts(root, prompts)
     with open_artifact(root) as artifact:
-        requests = [artifact.request(prompt.text, max_tokens, sampling, stop=stop) for prompt in loaded]
+        options: dict[str, Any] = {"stop": stop, "constraint": constraint}
+        requests = [artifact.request(prompt.text, max_tokens, sampling, **options) for prompt in loaded]
         started = time.perf_counter()
         results = artifact.engine.generate(requests)
         seconds = time.perf_counter() - started

@@ -151,6 +151,10 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
+    def as_json(self) -> str:
+        """Return the tokenizer as tokenizer.json in the library's current format."""
+        return str(self._backend.to_str())
+
     @property
     def merges(self) -> list[Any]:
         """Return the BPE merges in the library's current format; empty for a model without merges."""

@@ -15,6 +15,8 @@ from trtspec.cli.options import AllowCode, Artifact, Json
 from trtspec.cli.progress import counter
 from trtspec.cli.render import note, print_json, print_result
 from trtspec.core.errors import TrtspecError
+from trtspec.core.files import UnreadableFile, describe_read_error, read_bounded
+from trtspec.engine.generation.request import MAX_GUIDE_BYTES
 
 if TYPE_CHECKING:
     from trtspec.bench.artifact import GeneratedText
@@ -35,6 +37,13 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens with total probability P.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop after this text; repeatable.")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Generate JSON that fits the schema in this file.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(metavar="PATTERN", help="Generate text that matches a pattern.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Generate text of a Lark or GBNF grammar in this file.")
+    ] = None,
     allow_code: AllowCode = None,
     json: Json = False,
 ) -> None:
@@ -45,7 +54,8 @@ def generate(
     if (prompt is None) == (prompts is None):
         raise TrtspecError("generate requires either --prompt TEXT or --prompts FILE")
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop or (), **sampling}
+    guided = guide_options(json_schema, regex, grammar)
+    options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop or (), **guided, **sampling}
     if prompts is not None:
         with counter():  # shows activity
             many = trtspec.generate_all(artifact, prompts, **options)
@@ -66,6 +76,25 @@ def generate(
         )
 
     print_result({"format_version": 1, **values}, show, as_json=json)
+
+
+def guide_options(json_schema: Path | None, regex: str | None, grammar: Path | None) -> dict[str, str]:
+    """Return the guide of the options, at most one of which may be set; raise TrtspecError if it cannot be read."""
+    given = {"json_schema": json_schema, "regex": regex, "ebnf_grammar": grammar}
+    kinds = [kind for kind, value in given.items() if value is not None]
+    if not kinds:
+        return {}
+    if len(kinds) > 1:
+        raise TrtspecError("--json-schema, --regex and --grammar exclude each other")
+    guide = given[kinds[0]]
+    if isinstance(guide, Path):
+        try:
+            guide = read_bounded(guide, MAX_GUIDE_BYTES).decode()
+        except (UnreadableFile, OSError) as error:
+            raise TrtspecError(describe_read_error(error), where=str(guide)) from None
+        except UnicodeDecodeError:
+            raise TrtspecError("not UTF-8", where=str(guide)) from None
+    return {"guide_type": kinds[0], "guide": guide or ""}
 
 
 def document(generated: GeneratedText) -> dict[str, Any]:

@@ -28,6 +28,7 @@ import torch
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import EngineFailed, Overloaded, TrtspecError
+from trtspec.engine.generation.grammar import GrammarCompiler, GrammarMatcher
 from trtspec.engine.generation.request import (
     EngineRequest,
     EngineResult,
@@ -61,6 +62,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.tokenizer = Tokenizer(tokenizer) if tokenizer else None
+        self._grammars: GrammarCompiler | None = None
         self._waiting: deque[RunningRequest] = deque()
         self._entering: list[RunningRequest] = []
         self._running: list[RunningRequest] = []
@@ -84,7 +86,7 @@ class Engine:
         Raises TrtspecError if the request cannot be served, the queue is full or the engine is closed.
         """
         self._check(request)
-        running = RunningRequest(request, on_update, self.tokenizer)
+        running = RunningRequest(request, on_update, self.tokenizer, self._matcher(request))
         with self._changed:
             if sum(self.occupancy) >= self.settings.max_batch_size + self.settings.max_queue_size:
                 raise Overloaded(self.settings.max_queue_size)
@@ -112,10 +114,12 @@ class Engine:
         """
         for request in requests:
             self._check(request)
+        matchers = [self._matcher(request) for request in requests]
         collectors = [_ResultCollector() for _ in requests]
         with self._changed:
-            for request, collector in zip(requests, collectors, strict=True):
-                self._enqueue(RunningRequest(request, collector, None if not request.stop else self.tokenizer))
+            for request, collector, matcher in zip(requests, collectors, matchers, strict=True):
+                tokenizer = self.tokenizer if request.stop else None
+                self._enqueue(RunningRequest(request, collector, tokenizer, matcher))
         return [collector.result() for collector in collectors]
 
     def close(self) -> None:
@@ -124,11 +128,21 @@ class Engine:
             self._closed = self._closed or "the engine was closed"
             self._changed.notify()
         self._thread.join(CLOSE_TIMEOUT_S)
+        if self._grammars:
+            self._grammars.close()
         atexit.unregister(self.close)
 
     def _check(self, request: EngineRequest) -> None:
         check_request(request, self.settings.limits, self.vocab_size, self.tokenizer is not None)
         self.speculator.request_options(request)
+
+    def _matcher(self, request: EngineRequest) -> GrammarMatcher | None:
+        """Return the state of an empty text in the request's grammar, None without a constraint."""
+        if request.constraint is None or self.tokenizer is None:
+            return None
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self.tokenizer, self.vocab_size)
+        return self._grammars.matcher(request.constraint, request.end_ids)
 
     def _enqueue(self, running: RunningRequest) -> None:
         if self._closed:

@@ -20,6 +20,14 @@ from torch import Tensor
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import find_extension
+from trtspec.engine.constrained import (
+    Masks,
+    chain_masks,
+    constrain_chains,
+    constrained_rows,
+    mask_logits,
+    tree_masks,
+)
 from trtspec.engine.device import choose_device, compute_dtype
 from trtspec.engine.drafting.base import BatchShape, Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
 from trtspec.engine.drafting.fault_isolation import IsolatedDrafter
@@ -271,6 +279,9 @@ class Speculator:
         last = torch.tensor([running.text[-1:] for running in batch], device=self.target.device)
         tokens = torch.cat([last, external.tokens], 1)
         logits = apply_edits(found.logits, batch, tokens, None)
+        if rows := constrained_rows(batch):
+            drafts = [running.external_draft for running in batch]
+            logits = mask_logits(logits, chain_masks(batch, rows, drafts, logits.shape[-1]))
         results = self.verifier.chain(logits, external.tokens, external.lens, params, probs, uniforms)
         self.guard.begin([running.text for running in batch], first_row, max_tokens)
         for features, start in found.features:
@@ -295,6 +306,7 @@ class Speculator:
         last = torch.tensor([text[-1:] for text in texts], device=self.target.device)
         sampling = partial(self._draft_sampling, batch, params, uniforms)
         draft = (self.guard.propose(texts, max(limits), sampling) if any(limits) else None) or DraftTokens(last[:, :0])
+        draft, masks, own = self._constrain(batch, last, draft, limits)
         tokens = torch.cat([last, draft.tokens], 1)
         if draft.tree is None:
             window = self.target.windows.chain(starts, tokens.shape[1])
@@ -303,11 +315,13 @@ class Speculator:
         flat, features = self.target.forward_with_features(tokens, window, self.drafter.aux_layers)
         logits = flat.view(*tokens.shape, -1)
         chosen_by = apply_edits(logits, batch, tokens, draft.tree)
+        if masks:
+            chosen_by = mask_logits(chosen_by, masks)
         results, drafted = self._verify(chosen_by, tokens, draft, limits, params, uniforms)
         self.target.cache.compact(_moves(starts, results))
         if features is not None:
             features = features.view(*tokens.shape, -1)
-        self.guard.observe(VerifyOutcome(results, logits, features))
+        self.guard.observe(VerifyOutcome(results, logits, features, own))
         return _progress(batch, tokens.tolist(), drafted, results, logits)
 
     def retain(self, row: int, text: Sequence[int]) -> None:
@@ -318,6 +332,17 @@ class Speculator:
         """Move row `source`, which has `length` tokens, to row `target`."""
         self.target.cache.move_row(source, target, length)
         self.guard.move_row(source, target)
+
+    def _constrain(
+        self, batch: Sequence[RunningRequest], last: Tensor, draft: DraftTokens, limits: list[int]
+    ) -> tuple[DraftTokens, Masks, list[int] | None]:
+        """Return the draft under the rows' grammars, their masks, and `VerifyOutcome.own`."""
+        rows, vocab = constrained_rows(batch), self.target.config.vocab_size
+        if not rows:
+            return draft, {}, None
+        if draft.tree is None:
+            return constrain_chains(batch, rows, draft, limits, vocab)
+        return draft, tree_masks(batch, rows, torch.cat([last, draft.tokens], 1), draft.tree, vocab), None
 
     def _verify(
         self,

@@ -303,7 +303,7 @@ def test_error_messages_format_values_as_json_not_python(gateway: Gateway) -> No
             {"tools": [{"type": "function", "strict": True}]},
             'tools [{"type": "function", "strict": true}] is not supported',
         ),
-        ({"response_format": {"type": None}}, 'response_format {"type": null} is not supported'),
+        ({"response_format": {"type": None}}, 'response_format is {"type": null}, expected an object'),
         ({"temperature": True}, "temperature is true, expected a number"),
         ({"stream": "é'\""}, 'stream is "\\u00e9\'\\"", expected a boolean'),
         ({"tempreature": 1}, 'Unrecognized request argument supplied: "tempreature"; did you mean temperature?'),

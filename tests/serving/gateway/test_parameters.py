@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trtspec.engine.generation.request import Constraint
 from trtspec.serving.gateway.errors import ApiError
 from trtspec.serving.gateway.parameters import check_model, read_parameters
 
@@ -66,14 +67,45 @@ def test_invalid_parameter_error_names_the_parameter(body: dict[str, Any], param
     assert param.split(".", maxsplit=1)[0] in error["message"]
 
 
-def test_unsupported_tools_and_response_formats_are_rejected_by_name() -> None:
+def test_unsupported_tools_are_rejected_by_name() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     assert "tools" in refused({"messages": [], "tools": [tool]}, chat=True)["message"]
-    assert (
-        refused({"messages": [], "response_format": {"type": "json_object"}}, chat=True)["param"] == "response_format"
-    )
-    plain = {"messages": [], "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
-    read_parameters(plain, chat=True)
+    read_parameters({"messages": [], "tools": [], "tool_choice": "none"}, chat=True)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_response_formats_become_grammars(chat: bool) -> None:
+    def constraint(form: Any) -> Constraint | None:
+        text: dict[str, Any] = {"messages": []} if chat else {"prompt": "x"}
+        return read_parameters({**text, "response_format": form}, chat=chat).constraint
+
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    named = {"type": "json_schema", "json_schema": {"name": "a-1", "schema": schema, "strict": True}}
+    assert constraint(None) is None
+    assert constraint({"type": "text"}) is None
+    assert constraint({"type": "json_object"}) == Constraint("json_schema", '{"type":"object"}')
+    assert constraint(named) == Constraint("json_schema", json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("json", 'response_format is "json", expected an object whose type is text, json_object or json_schema'),
+        ({"type": "xml"}, 'response_format is {"type": "xml"}, expected'),
+        ({"type": "json_schema"}, "response_format.json_schema must be an object with a name and a schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, "response_format.json_schema.name is null, expected"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": 1}},
+            "response_format.json_schema.strict is 1, expected a boolean",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": "x" * (1 << 17)}}},
+            "response_format.json_schema.schema has 131,085 bytes, expected at most 131,072",
+        ),
+    ],
+)
+def test_invalid_response_formats_are_rejected(form: Any, message: str) -> None:
+    assert message in refused({"messages": [], "response_format": form}, chat=True)["message"]
 
 
 def test_metadata_parameters_are_accepted_but_misspelled_ones_rejected() -> None:

@@ -48,6 +48,8 @@ ENSEMBLE_INPUTS = [
     "embedding_bias_words",
     "embedding_bias_weights",
     "prompt_ignore_length",
+    "guided_decoding_guide_type",
+    "guided_decoding_guide",
     "num_top_logprobs",
     *OLDER_NAMES,
 ]

@@ -23,6 +23,7 @@ from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Up
 from trtspec.engine.generation.request_state import RequestHandle
 from trtspec.engine.settings import EngineSettings
 from trtspec.kernels.verifier import candidate_libraries
+from trtspec.serving.triton.nvidia_compat import GUIDES
 from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
 from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher
@@ -37,7 +38,13 @@ from trtspec.serving.triton.python_models.tensors import (
     require_neutral,
     wants_stream,
 )
-from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens, read_edits, read_score_options
+from trtspec.serving.triton.python_models.token_io import (
+    TokenReader,
+    UnsentTokens,
+    read_constraint,
+    read_edits,
+    read_score_options,
+)
 
 METRICS = known.FAMILIES
 LOOKAHEAD_SIZES = {
@@ -98,7 +105,7 @@ class TritonPythonModel:
             with inputs.naming(TOKEN_NAMES):
                 inputs.reject_undeclared(self.inputs, "the torch engine")
                 require_neutral(NEUTRAL_FIELDS, inputs, "the torch engine")
-                check_unsupported_inputs(inputs, self.inputs, "the torch engine")
+                check_unsupported_inputs(inputs, self.inputs, "the torch engine", GUIDES)
                 refuse_lossy(inputs)
                 parsed = self.read(inputs)
                 generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
@@ -134,6 +141,7 @@ class TritonPythonModel:
             # a copy, because the server's buffer is freed after `execute`
             draft_logits=None if draft_logits is None else draft_logits.copy(),
             edits=read_edits(inputs, self.defaults.edits_for(len(text["prompt_ids"]))),
+            constraint=read_constraint(inputs),
             **read_score_options(inputs),
         )
 

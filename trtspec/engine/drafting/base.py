@@ -93,12 +93,14 @@ class VerifyOutcome:
 
     `logits` [rows, nodes + 1, vocab] and `features` [rows, nodes + 1, aux_layers * hidden] are the target's outputs at
     each node; `features` is None for a drafter without auxiliary layers. `results` are the accepted path and the next
-    token of each row.
+    token of each row. `own` is the number of leading tokens of each row's chain that are the drafter's, None for all;
+    the others are forced by a request's grammar.
     """
 
     results: list[VerifyResult]
     logits: Tensor
     features: Tensor | None
+    own: list[int] | None = None
 
     def accepted_features(self) -> list[Tensor]:
         """Return, for each row, the features [n, aux_layers * hidden] of the root and the accepted nodes.

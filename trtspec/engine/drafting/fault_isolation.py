@@ -147,6 +147,6 @@ def _scatter(values: Tensor, rows: list[int], count: int) -> Tensor:
 def _select(outcome: VerifyOutcome, rows: list[int]) -> VerifyOutcome:
     index = torch.tensor(rows, device=outcome.logits.device)
     features = None if outcome.features is None else outcome.features[index]
-    return replace(
-        outcome, results=[outcome.results[row] for row in rows], logits=outcome.logits[index], features=features
-    )
+    own = None if outcome.own is None else [outcome.own[row] for row in rows]
+    results = [outcome.results[row] for row in rows]
+    return replace(outcome, results=results, logits=outcome.logits[index], features=features, own=own)

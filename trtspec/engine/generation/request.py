@@ -70,6 +70,22 @@ class LogitEdits:
 NO_EDITS = LogitEdits()
 
 
+GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar")
+MAX_GUIDE_BYTES = 128 << 10
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The grammar of an output, by the names of NVIDIA's Triton models (guided_decoding_guide_type and _guide).
+
+    `guide_type` is one of GUIDE_TYPES. "json" is any JSON value and needs no `guide`; for the others it is a JSON
+    schema, a regular expression of the whole output, or a grammar in Lark's or llama.cpp's (GBNF) notation.
+    """
+
+    guide_type: str
+    guide: str = ""
+
+
 @dataclass(frozen=True)
 class TokenLimits:
     """Maximum tokens of a request: prompt plus output, and the prompt alone (None for no limit)."""
@@ -119,6 +135,8 @@ class EngineRequest:
     Without them a token is accepted only if the target samples the same one.
 
     `edits` change the target's logits before sampling; the text equals the target's text with the same edits.
+    A `constraint` forbids every token that its grammar does not allow, and end ids where the grammar does not accept
+    the text; it takes precedence over `edits`. A text that cannot continue ends with the reason "end_id".
     `return_logits` requests the target's unedited logits of every new token, `return_log_probs` the log probability of
     every new token and of the `num_top_log_probs` most probable tokens (see `Scores`).
     """
@@ -134,6 +152,7 @@ class EngineRequest:
     draft_logits: Floats | None = field(default=None, compare=False)
     return_logits: bool = False
     edits: LogitEdits = NO_EDITS
+    constraint: Constraint | None = None
     return_log_probs: bool = False
     num_top_log_probs: int = 0
 
@@ -253,6 +272,7 @@ def check_request(request: EngineRequest, limits: TokenLimits, vocab_size: int, 
         _sampling_errors(request.sampling),
         _draft_errors(request, vocab_size),
         _edit_errors(request.edits, vocab_size),
+        _constraint_errors(request.constraint, has_tokenizer),
     )
     for error in chain(*parts):
         raise TrtspecError(error)
@@ -327,6 +347,20 @@ def _edit_errors(edits: LogitEdits, vocab_size: int) -> Iterator[str]:
         yield f"a bad word or a bias has a token id outside 0..{vocab_size - 1}"
     if not all(abs(bias) <= LARGEST for bias in edits.bias.values()):
         yield f"a bias is not within -{LARGEST:g} and {LARGEST:g}"
+
+
+def _constraint_errors(constraint: Constraint | None, has_tokenizer: bool) -> Iterator[str]:
+    if constraint is None:
+        return
+    kind, size = constraint.guide_type, len(constraint.guide.encode(errors="surrogatepass"))
+    if not has_tokenizer:
+        yield "structured output needs the engine to have a tokenizer"
+    if kind not in GUIDE_TYPES:
+        yield f"the guide type is {kind[:64]!r}, expected one of {', '.join(GUIDE_TYPES)}"
+    if size > MAX_GUIDE_BYTES:
+        yield f"the guide has {size:,} bytes, expected at most {MAX_GUIDE_BYTES:,}"
+    if kind != "json" and not constraint.guide:
+        yield f"the {kind} guide is empty"
 
 
 def _is_outside(ids: Iterable[int], vocab_size: int) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.engine.generation.grammar import GrammarMatcher
 from trtspec.engine.generation.request import EngineRequest, Scores, Stats, Update, add_accepted
 from trtspec.engine.generation.text import StopConditions
 
@@ -46,12 +47,20 @@ class RequestHandle:
 
 
 class RunningRequest:
-    """State of a request; `text` is the prompt and the output so far, as token ids."""
+    """State of a request.
+
+    `text` is the prompt and the output so far, as token ids; `matcher` is its state in the request's grammar.
+    """
 
     def __init__(
-        self, request: EngineRequest, on_update: Callable[[Update], None], tokenizer: Tokenizer | None
+        self,
+        request: EngineRequest,
+        on_update: Callable[[Update], None],
+        tokenizer: Tokenizer | None,
+        matcher: GrammarMatcher | None = None,
     ) -> None:
         self.request = request
+        self.matcher = matcher
         self.on_update = on_update
         self.handle = RequestHandle()
         self.text = list(request.prompt_ids)
@@ -125,6 +134,8 @@ class RunningRequest:
             scores = self._scores
             if scores is not None:
                 scores, self._scores = scores.part(0, len(new)), scores.part(len(new))
+            if finish_reason == "error" and self.matcher is not None:
+                error = error or self.matcher.error
             self.on_update(Update(new, finish_reason, self.stats, error, scores, self._queue_s))
 
     @property
@@ -139,8 +150,20 @@ class RunningRequest:
         add_accepted(self._accepted_at, len(progress.accepted))
         output = self.text[len(self.request.prompt_ids) :]
         kept, reason = self._endings.cut(output, [*progress.accepted, progress.token][: self._remaining])
+        if self.matcher is not None:
+            kept, reason = self._constrained(self.matcher, kept, reason)
         self.text += kept
         if progress.scores is not None:
             waiting = progress.scores if self._scores is None else Scores.joined([self._scores, progress.scores])
             self._scores = waiting.part(0, len(self.text) - self._shown)
         return reason or ("length" if self._remaining == 0 else None)
+
+    def _constrained(
+        self, matcher: GrammarMatcher, kept: list[int], reason: str | None
+    ) -> tuple[list[int], str | None]:
+        """Append tokens to the matcher; return those before the end of the grammar, and the finish reason."""
+        with matcher.guarded():
+            kept = kept[: matcher.advance(kept)]
+            if matcher.error is None:
+                return kept, reason or ("end_id" if matcher.is_complete else None)
+        return [], "error"

@@ -111,7 +111,8 @@ class DraftModelDrafter(ModelDrafter):
     def observe(self, outcome: VerifyOutcome) -> None:
         """Advance each row's processed length by the accepted tokens that the draft model has already processed."""
         for row, result in enumerate(outcome.results):
-            accepted = min(len(result.path), self._ahead)
+            own = len(result.path) if outcome.own is None else outcome.own[row]
+            accepted = min(len(result.path), own, self._ahead)
             self._known[row] += accepted
             self._at[row] += accepted
         self._ahead = 0

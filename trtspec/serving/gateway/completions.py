@@ -218,8 +218,11 @@ def is_greedy(asked: RequestParameters) -> bool:
 def is_resumable(asked: RequestParameters) -> bool:
     """Return True if the rest of a completion can be generated from its prompt and tokens alone.
 
-    This requires greedy decoding, no log probabilities, and no penalty or minimum length that counts generated tokens.
+    This requires greedy decoding, no log probabilities, no grammar, and no penalty or minimum length that counts
+    generated tokens.
     """
+    if asked.constraint is not None:  # its state is not in the prompt of the continuation
+        return False
     counts = asked["presence_penalty"] or asked["frequency_penalty"] or asked["min_tokens"]
     return bool(is_greedy(asked) and not counts and asked["repetition_penalty"] == 1 and asked.top_logprobs is None)
 

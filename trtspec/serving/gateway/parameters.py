@@ -9,12 +9,14 @@ be ignored.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trtspec.engine.generation.request import MAX_GUIDE_BYTES, Constraint
 from trtspec.engine.prompts.prompt import is_text
 from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import ApiError, invalid_request, unsupported
@@ -99,7 +101,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -135,7 +136,9 @@ IGNORED = (
     "reasoning_effort",
     "verbosity",
 )
-STRUCTURED = ("model", "stop", "stream_options", "logit_bias")
+STRUCTURED = ("model", "stop", "stream_options", "logit_bias", "response_format")
+ANY_OBJECT = Constraint("json_schema", '{"type":"object"}')
+FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class RequestParameters:
         max_tokens: maximum number of generated tokens, or None for as many as fit in the context.
         top_logprobs: number of alternatives per token, or None if no log probabilities are requested.
         logit_bias: values that are added to logits, by token id.
+        constraint: the grammar of `response_format`, or None.
     """
 
     values: Mapping[str, Any]
@@ -155,6 +159,7 @@ class RequestParameters:
     top_logprobs: int | None
     include_usage: bool
     logit_bias: Mapping[int, float]
+    constraint: Constraint | None = None
     given: frozenset[str] = frozenset()  # names present in the request with a non-null value
 
     def __getitem__(self, name: str) -> Any:
@@ -179,6 +184,7 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> RequestParameters
         _top_logprobs(values, chat),
         _include_usage(body),
         _logit_bias(body.get("logit_bias")),
+        _response_format(body.get("response_format")),
         frozenset(name for name, value in body.items() if value is not None),
     )
 
@@ -228,6 +234,35 @@ def _logit_bias(value: Any) -> dict[int, float]:
     return {token: float(bias) for token, bias in biases.items() if bias}
 
 
+def _response_format(value: Any) -> Constraint | None:
+    """Return the grammar of a response format, None for text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if value is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return ANY_OBJECT
+    if kind != "json_schema":
+        expected = "an object whose type is text, json_object or json_schema"
+        raise invalid_request(f"response_format is {json_preview(value)}, expected {expected}", "response_format")
+    param = "response_format.json_schema"
+    described = value.get("json_schema")
+    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
+        raise invalid_request(f"{param} must be an object with a name and a schema", param)
+    name = described.get("name")
+    if not isinstance(name, str) or not FORMAT_NAME.fullmatch(name):
+        message = f"{param}.name is {json_preview(name)}, expected 1 to 64 letters, digits, underscores or dashes"
+        raise invalid_request(message, f"{param}.name")
+    Parameter(BOOLEAN, False).read(f"{param}.strict", described.get("strict"))
+    try:
+        schema = json.dumps(described["schema"])
+    except RecursionError:
+        raise invalid_request(f"{param}.schema is nested too deeply", f"{param}.schema") from None
+    if len(schema) > MAX_GUIDE_BYTES:
+        message = f"{param}.schema has {len(schema):,} bytes, expected at most {MAX_GUIDE_BYTES:,}"
+        raise invalid_request(message, f"{param}.schema")
+    return Constraint("json_schema", schema)
+
+
 def _is_stop(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MAX_STOP_CHARS and is_text(value)
 
@@ -261,6 +296,23 @@ BIAS = {
     "type": ["object", "null"],
     "propertyNames": {"pattern": f"^{TOKEN_ID.pattern}$"},
     "additionalProperties": Parameter(NUMBER, 0.0, -MAX_BIAS, MAX_BIAS).schema(),
+}
+RESPONSE_FORMAT = {
+    "type": ["object", "null"],
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {
+            "type": "object",
+            "required": ["name", "schema"],
+            "properties": {
+                "name": {"type": "string", "pattern": f"^{FORMAT_NAME.pattern}$"},
+                "description": {"type": "string"},
+                "schema": {"type": "object"},
+                "strict": {"type": ["boolean", "null"]},
+            },
+        },
+    },
 }
 PROMPT = {
     "oneOf": [
@@ -330,6 +382,7 @@ def _body(config: GatewayConfig, table: Mapping[str, Parameter], text: Mapping[s
         **{name: {} for name in IGNORED},
         "stop": {"oneOf": [{"type": "null"}, STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS}]},
         "logit_bias": BIAS,
+        "response_format": RESPONSE_FORMAT,
         "stream_options": {"type": ["object", "null"], "properties": {"include_usage": {"type": "boolean"}}},
     }
     return {"type": "object", "required": ["model", *text], "properties": properties, "additionalProperties": False}

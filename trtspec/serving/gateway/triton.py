@@ -31,7 +31,7 @@ from trtspec.serving.gateway.errors import (
 )
 from trtspec.serving.gateway.parameters import RequestParameters
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
-from trtspec.serving.triton.nvidia_compat import MODEL, PARAMETER
+from trtspec.serving.triton.nvidia_compat import GUIDES, MODEL, PARAMETER
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES, rename_fields
 from trtspec.serving.triton.python_models.grpc_client import (
     ASKS_FOR_LAST,
@@ -213,6 +213,9 @@ def _add_sampling(
             request.add_requested(name, name, kind, [asked[name]])
     if asked["num_draft_tokens"] is not None:
         request.add_requested("num_draft_tokens", "num_draft_tokens", np.int32, [asked["num_draft_tokens"]])
+    if asked.constraint is not None:
+        for tensor, text in zip(GUIDES, (asked.constraint.guide_type, asked.constraint.guide), strict=True):
+            request.add_requested("response_format", tensor, object, [text.encode()])
     if asked["presence_penalty"] or asked["frequency_penalty"]:
         request.add_optional("prompt_ignore_length", np.int32, WHOLE_PROMPT)
 
@@ -238,7 +241,12 @@ ENDS_S = 1.0  # time for the server to end a stream after its last response
 # short, because the server is on this host
 RECONNECT = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]
 
-OPENAI_NAMES = {**TEXT_NAMES, "stop_words_list": "stop", BIAS: "logit_bias"}  # by the model's tensor names
+OPENAI_NAMES = {  # by the model's tensor names
+    **TEXT_NAMES,
+    "stop_words_list": "stop",
+    BIAS: "logit_bias",
+    **dict.fromkeys(GUIDES, "response_format"),
+}
 FULL = ("maximum queue size", "timeout expired", Overloaded.WORDS)
 
 Code = grpc.StatusCode

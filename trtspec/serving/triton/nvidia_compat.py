@@ -24,6 +24,7 @@ _LORA = """
     lora_weights FP16 -1,-1 R
     lora_config INT32 -1,3 R
 """
+GUIDES = ("guided_decoding_guide_type", "guided_decoding_guide")  # supported by some models
 _GUIDED = """
     guided_decoding_guide_type STRING 1 R
     guided_decoding_guide STRING 1 R

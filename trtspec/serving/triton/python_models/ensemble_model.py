@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from trtspec.serving.triton.nvidia_compat import GUIDES
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
 from trtspec.serving.triton.python_models.grpc_client import infer_request, local_server_client, output_arrays
 from trtspec.serving.triton.python_models.responses import RequestCancelled, Responder
@@ -52,6 +53,7 @@ PASSED_INPUTS = {
     "num_top_logprobs": "num_top_logprobs",
     "return_context_logits": "return_context_logits",
     "return_generation_logits": "return_generation_logits",
+    **{name: name for name in GUIDES},
 }
 # The outputs from which the text is decoded; all others are passed on unchanged.
 IDS, LENGTH, CONTINUES = "output_ids", "sequence_length", "continuation"
@@ -102,7 +104,7 @@ class TritonPythonModel(ThreadedModel):
     def read(self, inputs: HeldTensors) -> list[tuple[str, Array]]:
         """Tokenize a request's text fields and return the resulting input tensors of the token-level model."""
         inputs.reject_undeclared(self.inputs, "this model")
-        check_unsupported_inputs(inputs, self.inputs, "this model")
+        check_unsupported_inputs(inputs, self.inputs, "this model", GUIDES)
         prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
         end_id, _ = self.reader.ends(inputs.scalar("end_id"))
         stop, bad = (self.reader.encode_all(inputs.texts(name)) for name in ("stop_words", "bad_words"))

@@ -260,9 +260,14 @@ def check_unsupported(inputs: RequestTensors, engine: str) -> None:
         raise TrtspecError(f"bad_words is not supported by {engine}")
 
 
-def check_unsupported_inputs(inputs: RequestTensors, declared: Collection[str], engine: str) -> None:
-    """Raise TrtspecError for the first unsupported input in `declared` that is neither empty nor a no-op."""
-    names = UNSERVED.intersection(declared)
+def check_unsupported_inputs(
+    inputs: RequestTensors, declared: Collection[str], engine: str, served: Collection[str] = ()
+) -> None:
+    """Raise TrtspecError for the first unsupported input in `declared` that is neither empty nor a no-op.
+
+    `served` are the inputs that this engine supports, although others do not.
+    """
+    names = UNSERVED.intersection(declared).difference(served)
     require_neutral({name: NEUTRAL[name] for name in names & NEUTRAL.keys()}, inputs, engine)
     for name in sorted(names - NEUTRAL.keys()):
         if _is_set(inputs.full_array(name)):

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import NO_EDITS, LogitEdits, Scores, Stats
+from trtspec.engine.generation.request import NO_EDITS, Constraint, LogitEdits, Scores, Stats
 from trtspec.engine.generation.text import TextPieces
+from trtspec.serving.triton.nvidia_compat import GUIDES
 from trtspec.serving.triton.python_models.fields import json_preview
 from trtspec.serving.triton.python_models.tensors import (
     NO_ID,
@@ -143,6 +144,14 @@ def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> Logit
         no_repeat_ngram=defaults.no_repeat_ngram,
         begin_suppressed=defaults.begin_suppressed,
     )
+
+
+def read_constraint(inputs: RequestTensors) -> Constraint | None:
+    """Return the grammar of a request's output, None without one; raise TrtspecError for a guide without a type."""
+    kinds, guides = (inputs.texts(name) for name in GUIDES)
+    if guides and not kinds:
+        raise TrtspecError(f"{GUIDES[1]} requires {GUIDES[0]}")
+    return Constraint(kinds[0], guides[0] if guides else "") if kinds else None
 
 
 def read_score_options(inputs: RequestTensors) -> dict[str, Any]:
