@@ -14,7 +14,7 @@ from typing import Any
 
 from trtspec.backends.context import PlanContext, hub_revision, online_format
 from trtspec.core.paths import load_package_yaml
-from trtspec.core.versions import KnownReleases
+from trtspec.core.versions import KnownReleases, facts_by_release
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions
@@ -33,37 +33,57 @@ ALGORITHMS = {
     "dflash": "DFLASH",
     "dspark": "DSPARK",
 }
+BLOCK_VERIFICATION = "speculative_use_block_verification"
 # methods that a release supports only for some classes of drafters
 CHECKPOINT_METHODS = ("eagle", "eagle3", "dflash", "dspark")
 BLOCK_METHODS = ("dflash", "dspark")  # they draft all tokens in one step
 
 
+FACTS = ("algorithms", "fields", *(f"nets_{method}" for method in CHECKPOINT_METHODS), "mtp_targets", "does")
+
+
 @dataclass(frozen=True)
 class SglangRelease:
-    """An SGLang release; `nets` are its drafter classes by method, `mtp_targets` the target classes with MTP layers.
-
-    `schedule` is true if the draft length can depend on the number of requests. `block` is true if block verification
-    is supported.
-    """
+    """An SGLang release; `facts` are names by fact, as versions.yaml describes them."""
 
     version: str
-    nets: dict[str, list[str]]
-    mtp_targets: list[str]
-    schedule: bool
-    block: bool
+    facts: dict[str, frozenset[str]]
+
+    @property
+    def nets(self) -> dict[str, list[str]]:
+        """Return the release's drafter classes by trtspec's method, for methods that have one."""
+        found = {method: sorted(self.facts[f"nets_{method}"]) for method in CHECKPOINT_METHODS}
+        return {method: nets for method, nets in found.items() if nets}
+
+    @property
+    def mtp_targets(self) -> frozenset[str]:
+        """Return the target classes with MTP layers that can draft."""
+        return self.facts["mtp_targets"]
+
+    @property
+    def schedule(self) -> bool:
+        """Return whether the draft length can depend on the number of requests."""
+        return "schedule" in self.facts["does"]
+
+    @property
+    def block(self) -> bool:
+        """Return whether block verification is supported."""
+        return BLOCK_VERIFICATION in self.facts["fields"]
 
     @property
     def methods(self) -> dict[str, str]:
         """Return the release's algorithm names, by trtspec's method names."""
         missing = {*CHECKPOINT_METHODS} - {*self.nets}
-        return {name: theirs for name, theirs in ALGORITHMS.items() if name not in missing}
+        names = {name: theirs for name, theirs in ALGORITHMS.items() if name not in missing}
+        return {name: theirs for name, theirs in names.items() if theirs in self.facts["algorithms"]}
 
 
 @cache
 def releases() -> dict[str, SglangRelease]:
     """Return the known releases by version, oldest first; looking up another version returns the nearest release."""
-    entries = load_package_yaml(Path(__file__).with_name("versions.yaml"))
-    return KnownReleases({entry["version"]: SglangRelease(**entry) for entry in entries})
+    document = load_package_yaml(Path(__file__).with_name("versions.yaml"))
+    found = facts_by_release(document, FACTS)
+    return KnownReleases({version: SglangRelease(version, facts) for version, facts in found.items()})
 
 
 def engine_arguments(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
@@ -111,7 +131,7 @@ def speculation(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
         if online != online_format(context, "target", context.recipe.target):  # the default is the target's
             found["speculative_draft_model_quantization"] = online or "unquant"
     if recipe.verify == "block":
-        found["speculative_use_block_verification"] = True
+        found[BLOCK_VERIFICATION] = True
     if recipe.schedule:
         found |= {"speculative_adaptive": True, "speculative_adaptive_config": ADAPTIVE}
     return found
