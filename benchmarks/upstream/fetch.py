@@ -56,8 +56,7 @@ class Fetcher:
                 body = b"" if ranged and answer.status != 206 else _read(answer, limit, deadline)
                 return Response(answer.status, found, body)
         except (OSError, http.client.HTTPException, ValueError, EOFError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise FetchError(f"{public_url(url)}: {type(error).__name__}: {reason}") from error
+            raise FetchError(f"{public_url(url)}: {type(error).__name__}: {error}") from error
 
 
 def _read(answer: http.client.HTTPResponse, limit: int, deadline: float) -> bytes:

@@ -34,7 +34,8 @@ class Field:
             return ""
         if isinstance(value, str | int | bool | None) and value in self.values:
             return ""
-        return f"{value!r} is not of the type {self.type}" + (f": {sorted(map(str, self.values))}" * bool(self.values))
+        expected = f"of the type {self.type}" if self.kinds else f"one of {sorted(map(str, self.values))}"
+        return f"{value!r} is not {expected}"
 
 
 def _is_kind(value: Any, kind: str) -> bool:
