@@ -15,6 +15,8 @@ from benchmarks.upstream.tables import Facts, Table, load_table
 from benchmarks.upstream.wheel import Sources
 from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.backends.context import PlanContext
+from trtspec.backends.sglang.arguments import FACTS as SGLANG_FACTS
+from trtspec.backends.vllm.versions import FACTS as VLLM_FACTS
 
 Schema = Mapping[str, Mapping[str, Field]]
 BACKENDS = Path(trtspec.__file__).parent / "backends"
@@ -108,11 +110,6 @@ def _known_tensorrt_llm() -> dict[str, Facts]:
     return found
 
 
-VLLM_FACTS = (
-    *("speculative", "fields", "rules", "formats", "mtp_models", "mtp_architectures", "eagle3_models"),
-    *("eagle3_targets", "pipeline_targets", "heads", "biased_heads", "speculators", "not_in_v2", "does"),
-)
-SGLANG_FACTS = ("algorithms", "fields", *(f"nets_{method}" for method in sglang.NETS), "mtp_targets", "does")
 VLLM_DATA = (BACKENDS / "vllm" / "versions.yaml", VLLM_FACTS)
 SGLANG_DATA = (BACKENDS / "sglang" / "versions.yaml", SGLANG_FACTS)
 

@@ -51,13 +51,8 @@ class Review:
     problems: list[str] = field(default_factory=list)
     documents: int = 0
 
-    @property
-    def is_mechanical(self) -> bool:
-        """Return whether all read releases have a known one with the same methods and fields in their minor version."""
-        return not self.unreviewed(each.version for each in self.reads)
-
     def unreviewed(self, versions: Iterable[str]) -> list[str]:
-        """Return the releases that a person has to review before they are written."""
+        """Return the releases without a known one of the same minor version with the same methods and fields."""
         return [version for version in versions if not self._is_same(version)]
 
     def _is_same(self, version: str) -> bool:
