@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SIMPLE = {"int": int, "float": (int, float), "bool": bool, "str": str, "dict": dict, "list": list, "None": type(None)}
+SIMPLE: dict[str, tuple[type, ...]] = {
+    **{"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "dict": (dict,), "list": (list,)},
+    "None": (type(None),),
+}
 Names = Mapping[str, set[Any]]
 
 
