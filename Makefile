@@ -13,7 +13,7 @@ WORKERS := --maxprocesses 8
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editor prometheus browser btrfs engines $(REAL) demo check format docs docs-serve test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu bench plugins-trt clean
+.PHONY: help setup editor prometheus browser btrfs engines $(REAL) demo check format docs docs-serve test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu upstream bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,6 +124,9 @@ test-gpu: setup ## Run the tests that need a CUDA device.
 gpu: ## Run what waits for a GPU, with the machine's own Python (PARTS= WHEELS= OUT= ARCH=, see docs/gpu.md).
 	PYTHON=$(PYTHON) benchmarks/gpu/run.sh $(if $(PARTS),--parts $(PARTS)) $(if $(WHEELS),--wheels $(WHEELS)) \
 	    $(if $(OUT),--out $(OUT)) $(if $(ARCH),--arch $(ARCH))
+
+upstream: setup ## Compare the engines' newest wheels with the version data (UPSTREAM="vllm --write", see docs/extending.md).
+	$(BIN)/python -m benchmarks.upstream $(UPSTREAM)
 
 bench: setup ## Measure the claims again: the quickstart, all methods, other engines, and a conversion of 8 GB (25 GB of disk).
 	$(BIN)/python benchmarks/quickstart.py --out benchmarks/results/quickstart.json

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 # Examples, normalized according to PEP 440: 1.4.0rc4, 0.5.16.post1, 1.3.0rc29.dev20260912
@@ -46,3 +46,18 @@ class KnownReleases(dict[str, T]):
         if nearest is None:
             raise KeyError(version)
         return self[nearest]
+
+
+def facts_by_release(document: Mapping[str, Any], facts: Iterable[str]) -> dict[str, dict[str, frozenset[str]]]:
+    """Return the names of each fact by release, of a document with `releases` and names by fact and range of releases.
+
+    The range "0.20.0..0.24.0" includes both ends, and "0.20.0.." extends to the newest release.
+    """
+    versions = list(document["releases"])
+    found = {version: dict.fromkeys(facts, frozenset[str]()) for version in versions}
+    for fact in found[versions[0]]:
+        for span, names in (document.get(fact) or {}).items():
+            first, last = span.split("..")
+            for version in versions[versions.index(first) : versions.index(last) + 1 if last else None]:
+                found[version][fact] |= frozenset(names)
+    return found

@@ -13,13 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests._support.shapes import make_checkpoints
+from tests._support.catalogue import catalogue_contexts, copy_catalogue
 from tests.backends.sglang.cases import CASES, case, write_models
 from tests.engines import engine_python
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
-from trtspec.core.paths import recipes_dir
-from trtspec.planning.check.recipe import check_recipe
-from trtspec.recipe.load import load_recipe
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
@@ -69,19 +66,8 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the contexts, by name, of the catalogue's recipes that SGLang can run."""
     root = tmp_path_factory.mktemp("catalogue")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_CACHE", str(root / "hub"))
-        patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
-        (root / "recipes").mkdir()
-        for path in recipes_dir().glob("*.yaml"):
-            (root / "recipes" / path.name).write_text(path.read_text())
-        for folder in ("prompts", "models"):
-            (root / "recipes" / folder).symlink_to(recipes_dir() / folder)
-        make_checkpoints(root / "recipes", root / "hub")
-        changes = ["engine.backend=sglang", "engine.version=0.5.23", "engine.gpu=h200"]
-        loaded = [load_recipe(path, changes) for path in sorted((root / "recipes").glob("*.yaml"))]
-        checked = {each.recipe.name: check_recipe(each) for each in loaded}
-    return {name: result.context for name, result in checked.items() if not result.errors}
+    copy_catalogue(root)
+    return catalogue_contexts(root, "sglang", "0.5.23", "h200")
 
 
 def test_server_args_accept_every_runnable_recipe_of_the_catalogue(catalogue: dict[str, Any], ask: Ask) -> None:

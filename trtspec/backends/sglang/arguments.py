@@ -62,7 +62,7 @@ def speculation(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
         if online != online_format(context, "target", context.recipe.target):  # the default is the target's
             found["speculative_draft_model_quantization"] = online or "unquant"
     if recipe.verify == "block":
-        found["speculative_use_block_verification"] = True
+        found[BLOCK_VERIFICATION] = True
     if recipe.schedule:
         found |= {"speculative_adaptive": True, "speculative_adaptive_config": ADAPTIVE}
     return found

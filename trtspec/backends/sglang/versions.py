@@ -18,28 +18,47 @@ from trtspec.backends.context import PlanContext
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.paths import load_package_yaml
 from trtspec.core.registry import discover_all
-from trtspec.core.versions import KnownReleases
+from trtspec.core.versions import KnownReleases, facts_by_release
 from trtspec.methods.base import DraftShape
+
+
+BLOCK_VERIFICATION = "speculative_use_block_verification"
+NETS = "nets_"  # and the name of a method: the fact of its drafter classes
 
 
 @dataclass(frozen=True)
 class SglangRelease:
-    """One SGLang release: the drafter classes `nets` by method, and the targets with MTP layers.
-
-    `schedule`: the draft length can depend on the number of requests. `block`: block verification is supported.
-    """
+    """An SGLang release; `facts` are sets of names by fact, which versions.yaml describes."""
 
     version: str
-    nets: dict[str, list[str]]
-    mtp_targets: list[str]
-    schedule: bool
-    block: bool
+    facts: dict[str, frozenset[str]]
+
+    @property
+    def nets(self) -> dict[str, list[str]]:
+        """Return the release's drafter classes by trtspec's method, for methods that have one."""
+        found = {name.removeprefix(NETS): sorted(nets) for name, nets in self.facts.items() if name.startswith(NETS)}
+        return {method: nets for method, nets in found.items() if nets}
+
+    @property
+    def mtp_targets(self) -> frozenset[str]:
+        """Return the target classes with MTP layers that can draft."""
+        return self.facts["mtp_targets"]
+
+    @property
+    def schedule(self) -> bool:
+        """Return whether the draft length can depend on the number of requests."""
+        return "schedule" in self.facts["does"]
+
+    @property
+    def block(self) -> bool:
+        """Return whether block verification is supported."""
+        return BLOCK_VERIFICATION in self.facts["fields"]
 
     @property
     def methods(self) -> dict[str, str]:
         """Return SGLang's names of the release's algorithms, by trtspec's method names."""
         known = {ours: each for ours, each in methods().items() if not each.has_net or ours in self.nets}
-        return {ours: each.name for ours, each in known.items()}
+        return {ours: each.name for ours, each in known.items() if each.name in self.facts["algorithms"]}
 
 
 @dataclass(frozen=True)
@@ -74,8 +93,14 @@ def methods() -> dict[str, SglangMethod]:
     return discover_all("trtspec.methods", "METHOD", "sglang")
 
 
+def fact_names() -> tuple[str, ...]:
+    """Return the names of the facts in versions.yaml."""
+    nets = (f"{NETS}{ours}" for ours, each in methods().items() if each.has_net)
+    return ("algorithms", "fields", *nets, "mtp_targets", "does")
+
+
 @cache
 def releases() -> dict[str, SglangRelease]:
     """Return the known releases by version, oldest first; other versions have the nearest one's facts."""
-    entries = load_package_yaml(Path(__file__).with_name("versions.yaml"))
-    return KnownReleases({entry["version"]: SglangRelease(**entry) for entry in entries})
+    found = facts_by_release(load_package_yaml(Path(__file__).with_name("versions.yaml")), fact_names())
+    return KnownReleases({version: SglangRelease(version, facts) for version, facts in found.items()})

@@ -22,7 +22,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.paths import load_package_yaml
 from trtspec.core.registry import discover_all
-from trtspec.core.versions import KnownReleases
+from trtspec.core.versions import KnownReleases, facts_by_release
 
 DATA = Path(__file__).with_name("versions.yaml")
 QUANTIZATIONS = {"fp8": "fp8", "fp8_rowwise": "fp8_per_channel"}
@@ -115,20 +115,9 @@ def load() -> dict[str, dict[str, Any]]:
 def releases() -> dict[str, VllmRelease]:
     """Return the known releases by version, oldest first; looking up another version returns the nearest release."""
     document = load()
-    versions = list(document["releases"])
-    found = {version: {fact: frozenset[str]() for fact in FACTS} for version in versions}
-    for fact in FACTS:
-        for span, names in document[fact].items():
-            for version in _within(span, versions):
-                found[version][fact] |= frozenset(names)
+    found = facts_by_release(document, FACTS)
     triton = {version: tuple(tags) for version, tags in document["releases"].items()}
-    return KnownReleases({version: VllmRelease(version, triton[version], **found[version]) for version in versions})
-
-
-def _within(span: str, versions: list[str]) -> list[str]:
-    """Return the releases in a range: "0.20.0..0.24.0" includes both ends, "0.20.0.." extends to the newest release."""
-    first, last = span.split("..")
-    return versions[versions.index(first) : versions.index(last) + 1 if last else None]
+    return KnownReleases({version: VllmRelease(version, triton[version], **facts) for version, facts in found.items()})
 
 
 def having(test: Callable[[VllmRelease], bool]) -> str:

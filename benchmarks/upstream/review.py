@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read an engine's wheels and compare them with what is known of its versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from packaging.version import Version
+
+from benchmarks.upstream.engines import UNKNOWN, Engine, Schema
+from benchmarks.upstream.fetch import FetchError
+from benchmarks.upstream.index import Index, IndexFile, pick_wheel
+from benchmarks.upstream.strict import problems
+from benchmarks.upstream.tables import Facts, differences
+from benchmarks.upstream.wheel import RangeFile, Wheel, open_remote
+
+
+@dataclass(frozen=True)
+class ReadRelease:
+    """The facts and the schema of one release, from the `members` of a wheel; `cost` is what was fetched of it."""
+
+    version: str
+    facts: Facts
+    schema: Schema
+    wheel: str
+    sha256: str
+    members: tuple[str, ...]
+    cost: str
+
+
+@dataclass
+class Review:
+    """The result for one engine.
+
+    Attributes:
+        newest: newest version and a note, by package.
+        reads: the releases that were read, oldest first.
+        changes: by release, the known release it is compared with ("" for none), and new and removed names by fact.
+        skipped: what could not be read, with the reason.
+        problems: what the newest release does not accept of emitted documents.
+        documents: number of documents that were checked.
+    """
+
+    engine: Engine
+    newest: dict[str, str] = field(default_factory=dict)
+    reads: list[ReadRelease] = field(default_factory=list)
+    changes: dict[str, tuple[str, dict[str, tuple[list[str], list[str]]]]] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    documents: int = 0
+
+    def unreviewed(self, versions: Iterable[str]) -> list[str]:
+        """Return the releases without a known one of the same minor version with the same methods and fields."""
+        return [version for version in versions if not self._is_same(version)]
+
+    def _is_same(self, version: str) -> bool:
+        nearest, changed = self.changes[version]
+        minors = [Version(each).release[:2] for each in (version, nearest) if each]
+        return len(minors) == 2 and minors[0] == minors[1] and not changed.keys() & {self.engine.methods, "fields"}
+
+
+def review(engine: Engine, index: Index, *, everything: bool = False) -> Review:
+    """Return the review of an engine: of its newest release and those that are unknown, or of all since the first."""
+    result = Review(engine)
+    known = engine.known()
+    listed = _list_packages(engine, index, result)
+    readable = {version: file for version, files in listed.items() if (file := pick_wheel(files))}
+    if listed and not readable:
+        result.skipped.append(f"{engine.packages[0]}: no release has a wheel on this index, so nothing can be read")
+    for version, file in _chosen(readable, known, everything):
+        try:
+            result.reads.append(_read(engine, file, index))
+        except FetchError as error:
+            result.skipped.append(f"{engine.packages[0]} {version}: {error}")
+    for each in result.reads:
+        result.changes[each.version] = _compare(each, known)
+    return result
+
+
+def _list_packages(engine: Engine, index: Index, result: Review) -> dict[Version, list[IndexFile]]:
+    found: dict[Version, list[IndexFile]] = {}
+    for package in engine.packages:
+        try:
+            releases = index.releases(package)
+        except FetchError as error:
+            result.skipped.append(str(error))
+            continue
+        if not releases:
+            result.skipped.append(f"{package}: the index lists no release")
+            continue
+        newest = max(releases)
+        files = releases[newest]
+        sizes = ", ".join(f"{file.name} ({file.size} bytes)" for file in files)
+        result.newest[package] = str(newest) + ("" if pick_wheel(files) else f", without a wheel: only {sizes}")
+        if package == engine.packages[0]:
+            found = releases
+    return found
+
+
+def _chosen(
+    readable: dict[Version, IndexFile], known: dict[str, Facts], everything: bool
+) -> list[tuple[Version, IndexFile]]:
+    """Return the releases to read, oldest first; candidates only of engines of which candidates are known."""
+    versions = [Version(each) for each in known]
+    candidates = any(version.is_prerelease for version in versions)
+    found = [v for v in sorted(readable) if v >= min(versions) and (candidates or not v.is_prerelease)]
+    return [(v, readable[v]) for v in found if everything or v not in versions or v == found[-1]]
+
+
+def _read(engine: Engine, file: IndexFile, index: Index) -> ReadRelease:
+    wheel = open_remote(file, index.fetcher)
+    members = engine.members(wheel.names())
+    wheel.prefetch(members)
+    return read_wheel(engine, wheel)
+
+
+def read_wheel(engine: Engine, wheel: Wheel) -> ReadRelease:
+    """Return what an engine's reader finds in a wheel; raise FetchError if the sources have another structure."""
+    try:
+        facts, schema = engine.read(wheel), engine.schema(wheel)
+    except (KeyError, StopIteration, AttributeError, IndexError, TypeError, ValueError) as error:
+        raise FetchError(f"{wheel.name}: the sources are structured in an unknown way: {error!r}") from error
+    if not facts[engine.methods] or not facts["fields"]:
+        raise FetchError(f"{wheel.name}: no methods or no fields were found: the reader needs an update")
+    cost = ""
+    if isinstance(wheel.file, RangeFile):
+        cost = f"{wheel.file.fetched / 2**20:.1f} of {wheel.file.size / 2**20:.0f} MiB, {wheel.file.requests} requests"
+    return ReadRelease(wheel.version, facts, schema, wheel.name, wheel.sha256, tuple(sorted(wheel.read_members)), cost)
+
+
+def _compare(read: ReadRelease, known: dict[str, Facts]) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
+    versions = sorted(known, key=Version)
+    earlier = [version for version in versions if Version(version) <= Version(read.version)]
+    if not earlier:
+        return "", {}
+    return earlier[-1], differences(known[earlier[-1]], read.facts)
+
+
+def check_documents(result: Review, documents: dict[str, dict[str, Any]]) -> None:
+    """Validate documents, by the recipe's name, against the newest release that was read."""
+    schema = result.reads[-1].schema
+    result.documents = len(documents)
+    for name, document in documents.items():
+        result.problems += [f"{name}: {problem}" for problem in problems(document, schema)]
+
+
+def explain(result: Review) -> list[str]:
+    """Return the lines of the table for one engine."""
+    lines = [f"{package}: newest {newest}" for package, newest in result.newest.items()]
+    known = result.engine.known()
+    for read in result.reads:
+        nearest, changed = result.changes[read.version]
+        state = "known" if read.version in known else f"new, compared with {nearest or 'nothing'}"
+        lines.append(f"  {read.version}: {state} ({read.wheel}, {read.cost or 'on disk'})")
+        lines.append(f"    sha256 {read.sha256 or 'not stated'}")
+        lines += _explain_changes(read, changed)
+    if result.reads and (unknown := result.reads[-1].facts.get(UNKNOWN)):
+        lines.append(f"  not in the data, by the reader's rules: {', '.join(sorted(unknown))}")
+    if result.reads:
+        lines.append(f"  {result.documents} emitted documents checked against {result.reads[-1].version}")
+    lines += [f"  PROBLEM {problem}" for problem in result.problems]
+    return lines + [f"  SKIPPED {reason}" for reason in result.skipped]
+
+
+def _explain_changes(read: ReadRelease, changed: dict[str, tuple[list[str], list[str]]]) -> list[str]:
+    if not changed:
+        return ["    no difference"]
+    fields = {name: each for section in read.schema.values() for name, each in section.items()}
+    lines = []
+    for fact, (new, gone) in changed.items():
+        for sign, names in (("+", new), ("-", gone)):
+            for name in names:
+                each = fields.get(name.rpartition(".")[2]) if fact == "fields" and sign == "+" else None
+                typed = f": {each.type}" + (f" = {each.default}" if each.default else "") if each else ""
+                lines.append(f"    {fact:18} {sign} {name}{typed}")
+    return lines

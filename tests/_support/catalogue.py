@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contexts of the catalogue's recipes on another engine, with checkpoints that have only headers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests._support.shapes import make_checkpoints
+from trtspec.backends.context import PlanContext
+from trtspec.core.paths import recipes_dir
+from trtspec.planning.check.recipe import check_recipe
+from trtspec.recipe.load import load_recipe
+
+
+def copy_catalogue(root: Path) -> Path:
+    """Write the recipes and their checkpoints below `root`, and return the recipes' directory; the hub is root/hub."""
+    recipes = root / "recipes"
+    recipes.mkdir(parents=True)
+    for path in recipes_dir().glob("*.yaml"):
+        (recipes / path.name).write_text(path.read_text())
+    for folder in ("prompts", "models"):
+        (recipes / folder).symlink_to(recipes_dir() / folder)
+    make_checkpoints(recipes, root / "hub")
+    return recipes
+
+
+def catalogue_contexts(root: Path, backend: str, version: str, gpu: str) -> dict[str, PlanContext]:
+    """Return the contexts, by name, of the recipes in `copy_catalogue(root)` that an engine can run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_CACHE", str(root / "hub"))
+        patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
+        changes = [f"engine.backend={backend}", f"engine.version={version}", f"engine.gpu={gpu}"]
+        loaded = [load_recipe(path, changes) for path in sorted((root / "recipes").glob("*.yaml"))]
+        checked = {each.recipe.name: check_recipe(each) for each in loaded}
+    return {name: result.context for name, result in checked.items() if result.context and not result.errors}
