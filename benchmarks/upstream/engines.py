@@ -15,8 +15,10 @@ from benchmarks.upstream.tables import Facts, Table, load_table
 from benchmarks.upstream.wheel import Sources
 from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.backends.context import PlanContext
-from trtspec.backends.sglang.versions import fact_names as sglang_facts
+from trtspec.backends.sglang.versions import fact_names
 from trtspec.backends.vllm.versions import FACTS as VLLM_FACTS
+
+SGLANG_FACTS = fact_names()
 
 Schema = Mapping[str, Mapping[str, Field]]
 BACKENDS = Path(trtspec.__file__).parent / "backends"
@@ -111,7 +113,7 @@ def _known_tensorrt_llm() -> dict[str, Facts]:
 
 
 VLLM_DATA = (BACKENDS / "vllm" / "versions.yaml", VLLM_FACTS)
-SGLANG_DATA = (BACKENDS / "sglang" / "versions.yaml", sglang_facts())
+SGLANG_DATA = (BACKENDS / "sglang" / "versions.yaml", SGLANG_FACTS)
 
 ENGINES = (
     Engine(

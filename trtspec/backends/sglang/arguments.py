@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from trtspec.backends.context import PlanContext, hub_revision, online_format
-from trtspec.backends.sglang.versions import methods
+from trtspec.backends.sglang.versions import BLOCK_VERIFICATION, methods
 from trtspec.recipe.resolve import resolve_max_num_tokens
 
 ADAPTIVE = "./1/adaptive.json"  # relative to the served model's directory, like every path of the document

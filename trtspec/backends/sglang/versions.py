@@ -21,7 +21,6 @@ from trtspec.core.registry import discover_all
 from trtspec.core.versions import KnownReleases, facts_by_release
 from trtspec.methods.base import DraftShape
 
-
 BLOCK_VERIFICATION = "speculative_use_block_verification"
 NETS = "nets_"  # and the name of a method: the fact of its drafter classes
 
