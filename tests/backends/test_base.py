@@ -133,7 +133,6 @@ def test_requested_version_selects_a_supported_version(backend: str, wanted: str
         ("llmapi", "1.4.0rc0", "1.4.0rc1"),
         ("llmapi", "1.4.0rc4", "1.4.0rc1"),
         ("llmapi", "1.4.0", "1.4.0rc1"),
-        ("sglang", "0.5.13", "0.5.12"),
         ("sglang", "0.5.16.post1", "0.5.16"),
         ("sglang", "0.5.24", "0.5.23"),
         ("vllm", "0.33.1", "0.33.0"),

@@ -233,7 +233,7 @@ def try_grammar(argument: Sequence[str], data: bytes) -> None:
     threading.stack_size(TRIAL_STACK_BYTES)
     thread = threading.Thread(target=attempt)
     thread.start()
-    thread.join()
+    thread.join()  # unbounded: the sandbox limits the time of this process
     for failure in failures:
         raise failure
 

@@ -28,6 +28,7 @@ from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
     check_unsupported,
+    check_unsupported_inputs,
     read_sampling,
     wants_stream,
 )
@@ -131,6 +132,7 @@ class AsyncEngineModel:
         """Parse the inputs of a request; raises TrtspecError for features that this engine does not support."""
         inputs.reject_undeclared(self.inputs, self.NAME)
         check_unsupported(inputs, self.NAME)
+        check_unsupported_inputs(inputs, self.inputs, self.NAME)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {self.NAME}")
         if inputs.scalar("num_draft_tokens") is not None:
