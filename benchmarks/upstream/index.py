@@ -17,7 +17,6 @@ from packaging.version import InvalidVersion, Version
 
 from benchmarks.upstream.fetch import Fetcher, FetchError, public_url, split_credentials
 
-DEFAULT_INDEX = "https://pypi.org/simple"
 JSON = "application/vnd.pypi.simple.v1+json"
 LISTING_BYTES = 64 << 20
 
@@ -82,9 +81,11 @@ def pick_wheel(files: list[IndexFile]) -> IndexFile | None:
 
 
 def configured_index() -> Index:
-    """Return the index of pip's configuration and environment, by default PyPI."""
+    """Return the index of pip's configuration and environment, or pip's default."""
+    from pip._internal.models.index import PyPI  # pip has no public name for its default
+
     settings = pip_settings()
-    url, host, authorization = split_credentials(settings.get("index-url", DEFAULT_INDEX))
+    url, host, authorization = split_credentials(settings.get("index-url", PyPI.simple_url))
     tls = ssl.create_default_context(cafile=settings.get("cert"))
     return Index(url, Fetcher(tls=tls, credentials={host: authorization} if authorization else {}))
 

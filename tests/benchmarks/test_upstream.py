@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +21,7 @@ from benchmarks.upstream import __main__ as upstream
 from benchmarks.upstream import edge_llm, sglang, tensorrt_llm, vllm
 from benchmarks.upstream.engines import ENGINES, SGLANG_DATA, SGLANG_FACTS, VLLM_DATA, Engine
 from benchmarks.upstream.fetch import Fetcher, FetchError, split_credentials
-from benchmarks.upstream.index import DEFAULT_INDEX, Index, configured_index, pick_wheel, pip_settings
+from benchmarks.upstream.index import Index, configured_index, pick_wheel, pip_settings
 from benchmarks.upstream.review import review
 from benchmarks.upstream.strict import problems
 from benchmarks.upstream.syntax import class_fields, options
@@ -201,7 +204,15 @@ def test_index_comes_from_the_configuration_of_pip(monkeypatch: pytest.MonkeyPat
     found = configured_index()
     assert (found.url, list(found.fetcher.credentials)) == ("https://mirror.example/simple", ["mirror.example"])
     monkeypatch.setattr("benchmarks.upstream.index.pip_settings", dict)
-    assert configured_index().url == DEFAULT_INDEX
+    help_text = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--help"],
+        env={name: value for name, value in os.environ.items() if not name.startswith("PIP_")} | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert configured_index().url in help_text
 
 
 def test_facts_of_sglang_are_read_and_unchanged_release_is_written(index: IndexDouble, engine: Engine) -> None:
