@@ -82,12 +82,18 @@ def pick_wheel(files: list[IndexFile]) -> IndexFile | None:
 
 def configured_index() -> Index:
     """Return the index of pip's configuration and environment, or pip's default."""
-    from pip._internal.models.index import PyPI  # pip has no public name for its default
-
     settings = pip_settings()
-    url, host, authorization = split_credentials(settings.get("index-url", PyPI.simple_url))
+    url, host, authorization = split_credentials(settings.get("index-url") or pip_default_index())
     tls = ssl.create_default_context(cafile=settings.get("cert"))
     return Index(url, Fetcher(tls=tls, credentials={host: authorization} if authorization else {}))
+
+
+def pip_default_index() -> str:
+    """Return the URL of the index that pip uses without any configuration."""
+    # In a process of its own: pip has no public name for it, and importing it here replaces setuptools' distutils.
+    code = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+    command = [sys.executable, "-I", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
 def pip_settings() -> dict[str, str]:
