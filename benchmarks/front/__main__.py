@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure the tokens per second of the front end, and the latency that it adds, with an engine that costs nothing.
+
+    python -m benchmarks.front --streams 64 --tokens-per-step 4 --seconds 10 --json
+
+The null engine takes the place of an artifact's engine. Each stage is measured alone, with all of its streams from the
+same process: Triton over gRPC, Triton's `generate_stream` behind the ensemble, the OpenAI gateway, and beside them
+uvicorn with ready events and vLLM's OpenAI server over the same engine. The processor time of each process is reported,
+because the clients share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import uvloop
+
+from benchmarks.front.clients import Load, Received, read_events, read_responses
+from benchmarks.front.null_engine import MAX_STEPS, Steps
+from benchmarks.front.repository import null_artifact
+from benchmarks.machine import commit, environment
+from tests.serving.triton.serving import serving
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.ports import LOOPBACK, free_ports
+from trtspec.serving.gateway.command import gateway_command, gateway_config, ready_url, write_config
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("grpc", "generate_stream", "gateway", "uvicorn", "vllm")
+READY_S = 300.0
+Ask = Callable[[Load], Awaitable[Received]]
+
+
+class Processes:
+    """The processor seconds of processes and their descendants, by name."""
+
+    def __init__(self) -> None:
+        self._before = self._read()
+
+    def since(self) -> dict[str, float]:
+        """Return the seconds of each kind of process since the last call."""
+        now = self._read()
+        spent: dict[str, float] = {}
+        for pid, (name, seconds) in now.items():
+            more = seconds - self._before.get(pid, (name, 0.0))[1]
+            if more > 0:
+                spent[name] = spent.get(name, 0.0) + more
+        self._before = now
+        return spent
+
+    def _read(self) -> dict[int, tuple[str, float]]:
+        found, parents = {}, {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rsplit(")", 1)[1].split()
+                words = (stat.parent / "cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has ended
+                continue
+            pid = int(stat.parent.name)
+            parents[pid] = int(fields[1])
+            found[pid] = (_name(words), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+        return {pid: each for pid, each in found.items() if _descends(pid, parents)}
+
+
+def _name(words: list[bytes]) -> str:
+    """Return a name for a process with the given command line."""
+    line = b" ".join(words).decode(errors="replace")
+    if "triton_python_backend_stub" in words[0].decode(errors="replace"):
+        return "stub of " + next(
+            (name for name in ("preprocessing", "postprocessing", "ensemble") if name in line), "engine"
+        )
+    known = {"tritonserver": "tritonserver", "trtspec.serving.gateway": "gateway", "bare": "uvicorn", "vllm": "vllm"}
+    return next((name for part, name in known.items() if part in line), "clients")
+
+
+def _descends(pid: int, parents: dict[int, int]) -> bool:
+    while pid > 1 and pid != os.getpid():
+        pid = parents.get(pid, 0)
+    return pid == os.getpid()
+
+
+def measure(name: str, ask: Ask, load: Load) -> dict[str, Any]:
+    """Return the rates and latencies of one stage."""
+    processes = Processes()
+    began = time.monotonic()
+    received = uvloop.run(ask(load))
+    passed = time.monotonic() - began
+    spent = processes.since()
+    if received.errors:
+        raise SystemExit(f"{name}: {len(received.errors)} errors, the first: {received.errors[0]}")
+    tokens = received.events * load.tokens / load.steps
+    total = tokens * passed / load.seconds  # the whole round's, at the measured rate
+    return {
+        "tokens_per_s": round(tokens / load.seconds),
+        "merged_texts": received.merged,
+        "first_ms": _quantiles(received.first_s),
+        "other_ms": _quantiles(received.other_s),
+        "cpu_us_per_token": {who: round(1e6 * seconds / max(total, 1), 1) for who, seconds in sorted(spent.items())},
+    }
+
+
+def _quantiles(seconds: list[float]) -> dict[str, float] | None:
+    if not seconds:
+        return None
+    return {f"p{part}": round(1e3 * float(np.percentile(seconds, part)), 2) for part in (50, 99)}
+
+
+@contextmanager
+def started(command: list[str], url: str, given: str = "", environment: dict[str, str] | None = None) -> Iterator[None]:
+    """Run a server until the block ends; raises SystemExit if it does not become ready."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, env={**os.environ, **(environment or {})})
+    try:
+        assert process.stdin
+        process.stdin.write(given.encode())
+        process.stdin.close()
+        deadline = time.monotonic() + READY_S
+        while not _answers(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{' '.join(command[:5])} did not start")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(20)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def completion(model: str, prompt: list[int], tokens: int) -> Callable[[int], dict[str, Any]]:
+    """Return the function that makes the body of a stream's OpenAI request."""
+    fixed = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    return lambda seed: {**fixed, "seed": seed, "temperature": 1.0}
+
+
+def stages(
+    names: list[str], artifact: Path, steps: Steps, load: Load, root: Path, found: dict[str, dict[str, Any]]
+) -> None:
+    """Measure the named stages and add their results to `found`."""
+    prompt = list(steps.text[:16])
+    if {"grpc", "generate_stream", "gateway"} & {*names}:
+        null_artifact(artifact, root / "artifact", steps, load.streams)
+        with serving(root, root / "artifact" / "model_repository", environment={"PYTHONPATH": str(ROOT)}) as served:
+            of_triton(names, root, served, prompt, load, found)
+    given = json.dumps(asdict(steps))
+    if "uvicorn" in names:
+        (port,) = free_ports(1)
+        command = [sys.executable, "-m", "benchmarks.front.bare", str(port)]
+        with started(command, f"http://{LOOPBACK}:{port}/", given):
+            body = completion("null", prompt, load.tokens)
+            found["uvicorn"] = measure("uvicorn", lambda load: read_events(port, "/", body, load), load)
+
+
+def of_triton(
+    names: list[str], root: Path, served: Any, prompt: list[int], load: Load, found: dict[str, dict[str, Any]]
+) -> None:
+    """Measure the stages that are Triton's, or before it."""
+    http = int(served.client.where.rsplit(":", 1)[1])
+    if "grpc" in names:
+
+        def inputs(seed: int) -> list[Any]:
+            return [
+                ("input_ids", np.array([prompt], np.int32)),
+                ("input_lengths", np.array([[len(prompt)]], np.int32)),
+                ("request_output_len", np.array([[load.tokens]], np.int32)),
+                ("streaming", np.array([[True]])),
+                ("seed", np.array([[seed]], np.uint64)),
+                ("end_id", np.array([[-1]], np.int32)),
+            ]
+
+        found["grpc"] = measure("grpc", lambda load: read_responses(served.grpc, "tensorrt_llm", inputs, load), load)
+    if "generate_stream" in names:
+        text = Tokenizer(root / "artifact" / "tokenizer").decode(prompt)
+        path = "/v2/models/ensemble/generate_stream"
+
+        def body(seed: int) -> dict[str, Any]:
+            return {"text_input": text, "max_tokens": load.tokens, "stream": True, "seed": seed, "end_id": -1}
+
+        found["generate_stream"] = measure("generate_stream", lambda load: read_events(http, path, body, load), load)
+    if "gateway" in names:
+        (port,) = free_ports(1)
+        config = gateway_config(root / "artifact", grpc=f"{LOOPBACK}:{served.grpc}", port=port)
+        config = replace(config, limits=replace(config.limits, max_texts=2 * load.streams))
+        write_config(config, root / "gateway.json")
+        with started(gateway_command(root / "gateway.json"), ready_url(config)):
+            asked = completion(config.model, prompt, load.tokens)
+            found["gateway"] = measure("gateway", lambda load: read_events(port, "/v1/completions", asked, load), load)
+
+
+def table(document: dict[str, Any]) -> str:
+    """Return the results as text."""
+    lines = ["stage                tokens/s   first ms p50/p99   other ms p50/p99   processor us/token"]
+    for name, stage in document["stages"].items():
+        first, other = (
+            "-" if each is None else f"{each['p50']:.2f}/{each['p99']:.2f}"
+            for each in (stage["first_ms"], stage["other_ms"])
+        )
+        spent = ", ".join(f"{who} {us}" for who, us in stage["cpu_us_per_token"].items())
+        lines.append(f"{name:<20} {stage['tokens_per_s']:>8} {first:>18} {other:>18}   {spent}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.front", description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens-per-step", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, default=0.0, help="tokens per second of all streams; 0: all that goes")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of each text")
+    parser.add_argument("--stages", default=",".join(STAGES), help="stages to measure, separated by commas")
+    parser.add_argument("--artifact", type=Path, default=ROOT / "build" / "quickstart")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    if unknown := {*asked.stages.split(",")} - {*STAGES}:
+        parser.error(f"unknown stages: {', '.join(sorted(unknown))}")
+    if not (asked.artifact / "manifest.json").exists():
+        parser.error(f"{asked.artifact} is not an artifact; run: trtspec build recipes/quickstart.yaml")
+    if asked.tokens > MAX_STEPS * asked.tokens_per_step:
+        parser.error(f"--tokens: at most {MAX_STEPS} steps")
+    document = run(asked)
+    print(json.dumps(document, indent=2) if asked.json else table(document))
+    if asked.out:
+        asked.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def run(asked: argparse.Namespace) -> dict[str, Any]:
+    """Measure the stages that were asked for and return the document."""
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        clock = root / "clock"
+        clock.write_bytes(bytes(8 * MAX_STEPS * asked.streams))
+        step_s = asked.streams * asked.tokens_per_step / asked.rate if asked.rate else 0.0
+        text = tuple(Tokenizer(asked.artifact / "tokenizer").encode(TEXT, False))
+        steps = Steps(asked.tokens_per_step, step_s, str(clock), text)
+        count = -(-asked.tokens // asked.tokens_per_step)
+        load = Load(asked.streams, count, asked.tokens, 1.0, asked.seconds, steps.times())
+        stages(asked.stages.split(","), asked.artifact, steps, load, root, found)
+    return {
+        "streams": asked.streams,
+        "tokens_per_step": asked.tokens_per_step,
+        "rate": asked.rate,
+        "tokens_per_s": {name: found[name]["tokens_per_s"] if name in found else None for name in STAGES},
+        "stages": found,
+        "commit": commit(),
+        "machine": environment(),
+    }
+
+
+TEXT = (ROOT / "LICENSE").read_text(encoding="utf-8")[:4000]
+
+
+if __name__ == "__main__":
+    main()
