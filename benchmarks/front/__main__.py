@@ -40,6 +40,8 @@ from trtspec.serving.gateway.command import gateway_command, gateway_config, rea
 ROOT = Path(__file__).parents[2]
 STAGES = ("grpc", "generate_stream", "gateway", "uvicorn", "vllm")
 READY_S = 300.0
+MODEL = ROOT / "recipes" / "models" / "quickstart-target"
+VLLM_VARIABLES = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 Ask = Callable[[Load], Awaitable[Received]]
 
 
@@ -81,7 +83,12 @@ def _name(words: list[bytes]) -> str:
         return "stub of " + next(
             (name for name in ("preprocessing", "postprocessing", "ensemble") if name in line), "engine"
         )
-    known = {"tritonserver": "tritonserver", "trtspec.serving.gateway": "gateway", "bare": "uvicorn", "vllm": "vllm"}
+    known = {
+        "tritonserver": "tritonserver",
+        "serving.gateway": "gateway",
+        "front.bare": "uvicorn",
+        "vllm_server": "vllm",
+    }
     return next((name for part, name in known.items() if part in line), "clients")
 
 
@@ -170,6 +177,22 @@ def stages(
         with started(command, f"http://{LOOPBACK}:{port}/", given):
             body = completion("null", prompt, load.tokens)
             found["uvicorn"] = measure("uvicorn", lambda load: read_events(port, "/", body, load), load)
+
+    if "vllm" in names and (python := find_vllm()):
+        (port,) = free_ports(1)
+        script = Path(__file__).with_name("vllm_server.py")
+        command = [str(python), str(script), str(MODEL), str(port)]
+        with started(command, f"http://{LOOPBACK}:{port}/health", given, VLLM_VARIABLES):
+            body = completion("null", prompt, load.tokens)
+            found["vllm"] = measure("vllm", lambda load: read_events(port, "/v1/completions", body, load), load)
+
+
+def find_vllm() -> Path | None:
+    """Return the Python of vLLM's environment if it has vLLM's web server too."""
+    python = Path(os.environ.get("ENGINES", ROOT)) / ".venv-vllm" / "bin" / "python"
+    code = "import vllm.entrypoints.launchers.api_server.entry, vllm.entrypoints.serve.instrumentator.metrics"
+    found = python.exists() and subprocess.run([python, "-c", code], capture_output=True, timeout=READY_S, check=False)
+    return python if found and found.returncode == 0 else None
 
 
 def of_triton(
