@@ -31,6 +31,7 @@ def null_artifact(artifact: Path, out: Path, steps: Steps, streams: int) -> None
         "max_seq_len": "65536",
         "max_input_len": "4096",
         "gpu_device_ids": "",
+        "token_channels": "true",
     }
     for key, value in values.items():
         config.parameters[key].string_value = value

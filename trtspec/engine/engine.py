@@ -68,6 +68,7 @@ class Engine:
         self._running: list[RunningRequest] = []
         self._changed = threading.Condition()
         self._closed: str | None = None
+        self._on_step: Callable[[], None] = lambda: None
         loaded: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(target, draft, loaded), name="trtspec-engine", daemon=True
@@ -101,6 +102,10 @@ class Engine:
         """
         guard = self.speculator.guard
         guard.on_fallback, guard.breaker.on_change = on_fallback, on_open
+
+    def set_step_callback(self, on_step: Callable[[], None]) -> None:
+        """Set the function that the engine's thread calls after the updates of each step; it must not raise."""
+        self._on_step = on_step
 
     @property
     def occupancy(self) -> tuple[int, int]:
@@ -221,6 +226,7 @@ class Engine:
         """Send every running request its update, and free the rows of finished requests."""
         for running, reason in zip(self._running, reasons, strict=True):
             self._notify(running, reason)
+        self._on_step()
         for row in reversed([row for row, reason in enumerate(reasons) if reason]):
             self.speculator.retain(row, self._running[row].text)
             last = self._running.pop()

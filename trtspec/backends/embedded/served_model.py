@@ -38,6 +38,7 @@ from trtspec.serving.triton.python_models.tensors import (
     require_neutral,
     wants_stream,
 )
+from trtspec.serving.triton.python_models.token_channel import TokenChannels, TokenStream
 from trtspec.serving.triton.python_models.token_io import (
     TokenReader,
     UnsentTokens,
@@ -68,6 +69,7 @@ class TritonPythonModel:
         self.lock = threading.Lock()
         self.departures = CancellationWatcher()
         self.shutdown = DrainWatcher(args["model_repository"])
+        self.channels = TokenChannels(pb_utils, self.lock, self.shutdown)
         self.by_id: weakref.WeakValueDictionary[str, Generation] = weakref.WeakValueDictionary()
         engine_settings = EngineSettings.from_json(settings.parameter("engine_settings"))
         artifact = Path(args["model_repository"]).parents[1]
@@ -80,15 +82,18 @@ class TritonPythonModel:
         if settings.flag("warmup"):  # Triton's own warm-up does not wait for responses of decoupled models
             warm_up(self.engine)
         self.metrics = EngineMetrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
+        self.engine.set_step_callback(self.channels.flush)
         self.engine.set_draft_failure_callbacks(self.metrics.fallback, self.metrics.breaker)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        generations = [self.start(request) for request in requests]
+        texts = [request for request in requests if not (self.decoupled and self.channels.opens(request))]
+        generations = [self.start(request) for request in texts]
         return None if self.decoupled else [generation.responder.result() for generation in generations]
 
     def finalize(self) -> None:
         self.engine.close()
         self.departures.close()
+        self.channels.close()
         self.metrics.close()
         self.shutdown.close()
 
@@ -109,6 +114,8 @@ class TritonPythonModel:
                 refuse_lossy(inputs)
                 parsed = self.read(inputs)
                 generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
+                if generation.streaming and not parsed.return_log_probs and not parsed.return_logits:
+                    generation.channel = self.channels.stream(inputs.parameters)
                 generation.unsent = UnsentTokens(inputs, parsed.prompt_ids, streaming=generation.streaming)
                 self.by_id[request.request_id()] = generation
                 generation.begin(self.engine.submit(parsed, generation.on_update))
@@ -153,6 +160,7 @@ class Generation:
         self.responder, self.text = responder, text
         self.streaming = self.is_stopped = False
         self.unsent: Any = None  # UnsentTokens, once the request's tensors are read
+        self.channel: TokenStream | None = None
         self.handle: RequestHandle | None = None
         # polled in a separate thread: each poll is a message to the server, during which the engine would wait
         self.watch = departures.watch(responder.is_cancelled, self.drop)
@@ -169,6 +177,9 @@ class Generation:
             if update.finish_reason:
                 self.watch.close()
             self.text.updated(update)
+            if self.channel is not None and not update.finish_reason:
+                self.channel.add(update.new_ids)
+                return
             self.unsent.add(update.new_ids, update.scores)
             if update.finish_reason == "cancelled" and not self.is_stopped:
                 self.responder.send_cancelled()

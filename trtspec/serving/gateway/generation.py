@@ -137,7 +137,9 @@ class TokenGeneration(GenerationState):
         self.ids: list[int] = []  # generated so far, without end ids
 
     def take(self, outputs: Mapping[str, bytes], *, last: bool) -> Delta:
-        ids = ints(outputs.get("output_ids"))[: (ints(outputs.get("sequence_length")) or [0])[0]]
+        ids = ints(outputs.get("output_ids"))
+        if (length := outputs.get("sequence_length")) is not None:  # a token channel sends no padding
+            ids = ids[: ints(length)[0]]
         until = next((place for place, token in enumerate(ids) if token in self._ends), len(ids))
         ended, ids = until < len(ids), ids[:until]
         self.completion_tokens += len(ids)

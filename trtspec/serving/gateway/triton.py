@@ -10,9 +10,9 @@ import secrets
 import struct
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
@@ -30,7 +30,8 @@ from trtspec.serving.gateway.errors import (
     unsupported,
 )
 from trtspec.serving.gateway.parameters import RequestParameters
-from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
+from trtspec.serving.gateway.token_channel import StreamInbox, TokenChannel
+from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, STREAM_PARAMETER, TOKEN_CHANNELS
 from trtspec.serving.triton.nvidia_compat import GUIDES, MODEL, PARAMETER
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES, rename_fields
 from trtspec.serving.triton.python_models.grpc_client import (
@@ -65,6 +66,7 @@ class TritonModelInfo:
     outputs: frozenset[str]
     decoupled: bool
     own_counts: bool = False  # num_output_tokens counts one response's tokens only
+    token_channels: bool = False  # new tokens of all streams can come in one response
     takes_model_defaults: bool = False  # omitted fields take the values of the model's generation_config.json
 
     @classmethod
@@ -77,8 +79,13 @@ class TritonModelInfo:
             config.model_transaction_policy.decoupled,
             # the shape used by Triton backends with one sequence per request
             own_counts=outputs.get("num_output_tokens") == [-1],
-            takes_model_defaults=PARAMETER in config.parameters and config.parameters[PARAMETER].string_value == MODEL,
+            token_channels=_text_parameter(config, TOKEN_CHANNELS) == "true",
+            takes_model_defaults=_text_parameter(config, PARAMETER) == MODEL,
         )
+
+
+def _text_parameter(config: Any, key: str) -> str:
+    return str(config.parameters[key].string_value) if key in config.parameters else ""
 
 
 class RequestBuilder:
@@ -137,7 +144,11 @@ def token_request(
         dense[[*asked.logit_bias]] = [*asked.logit_bias.values()]
         request.add_requested("logit_bias", BIAS, np.float32, dense)
     _add_sampling(request, asked, seed, "runtime_", greedy_temperature=1.0)
-    return request.message(["output_ids", "sequence_length", *COUNTS, *_log_probs(request, asked)])
+    log_probs = _log_probs(request, asked)
+    message = request.message(["output_ids", "sequence_length", "num_output_tokens", *COUNTS, *log_probs])
+    if asked["stream"] and model.token_channels and not log_probs:
+        message.parameters[STREAM_PARAMETER].int64_param = 0  # the channel sets its number
+    return message
 
 
 def text_request(model: TritonModelInfo, text: str, asked: RequestParameters, seed: int) -> Any:
@@ -250,6 +261,7 @@ OPENAI_NAMES = {  # by the model's tensor names
 FULL = ("maximum queue size", "timeout expired", Overloaded.WORDS)
 
 Code = grpc.StatusCode
+ModelResponses: TypeAlias = "AsyncGenerator[tuple[Mapping[str, bytes], bool], None]"  # tensors, whether it is the last
 log = logging.getLogger(__name__)
 
 
@@ -263,6 +275,7 @@ class TritonClient:
         self._model: TritonModelInfo | None = None
         self._ready, self._asked_at = False, float("-inf")
         self._asking = asyncio.Lock()
+        self._tokens: TokenChannel | None = None
 
     async def model(self) -> TritonModelInfo:
         """Return the model's inputs and outputs; raises ApiError if the server is unavailable."""
@@ -287,11 +300,62 @@ class TritonClient:
                 self._asked_at = time.monotonic()
         return self._ready
 
-    async def generate(self, request: Any) -> AsyncGenerator[tuple[Mapping[str, bytes], bool], None]:
+    async def generate(self, request: Any) -> ModelResponses:
         """Send a request and yield `(tensors, is_last)` for each response, with raw tensors by output name.
 
-        Raises ApiError if the request fails. Closing the iterator cancels the request.
+        A request with STREAM_PARAMETER gets its new tokens from the token channel. Raises ApiError if the request
+        fails. Closing the iterator cancels the request.
         """
+        responses = self._from_channel if STREAM_PARAMETER in request.parameters else self._from_stream
+        async with aclosing(responses(request)) as each_response:
+            async for response in each_response:
+                yield response
+
+    async def _from_channel(self, request: Any) -> ModelResponses:
+        """Yield the tokens that the channel delivers, and the last response of the request's own stream."""
+        if self._tokens is None or not self._tokens.is_open:
+            self._tokens = TokenChannel(self._stub, self._name)
+        channel = self._tokens
+        inbox, received = channel.join(request), 0
+        last = asyncio.ensure_future(self._last(request, inbox))
+        last.add_done_callback(lambda _: inbox.wake())
+        try:
+            while True:
+                if not last.done():
+                    await inbox.wait()
+                if ids := inbox.take():
+                    received += len(ids) // 4
+                    yield {"output_ids": ids}, False
+                if last.done():
+                    outputs = last.result()
+                    missing = ints(outputs["num_output_tokens"])[0] - ints(outputs["sequence_length"])[0] - received
+                    if missing <= 0:
+                        yield outputs, True
+                        return
+                    await self._rest(inbox)
+        finally:
+            channel.leave(inbox)
+            last.cancel()
+
+    async def _rest(self, inbox: StreamInbox) -> None:
+        """Wait up to ENDS_S for tokens that the channel still has to deliver; raise ApiError if none come."""
+        if inbox.is_broken:
+            raise _broken()
+        try:
+            await asyncio.wait_for(inbox.wait(), ENDS_S)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise _broken() from None
+
+    async def _last(self, request: Any, inbox: StreamInbox) -> Mapping[str, bytes]:
+        """Return the last response of a request; a model that has lost the channel sends the tokens in others."""
+        async with aclosing(self._from_stream(request)) as responses:
+            async for outputs, is_last in responses:
+                if is_last:
+                    return outputs
+                inbox.put(outputs["output_ids"][: 4 * ints(outputs["sequence_length"])[0]])
+        raise _broken()
+
+    async def _from_stream(self, request: Any) -> ModelResponses:
         call = self._stub.ModelStreamInfer(timeout=self._timeout_s)
         answered = False
         try:
@@ -318,6 +382,8 @@ class TritonClient:
             call.cancel()
 
     async def close(self) -> None:
+        if self._tokens is not None:
+            await self._tokens.close()
         await self._channel.close()
 
 

@@ -32,6 +32,7 @@ from trtspec.serving.triton.python_models.tensors import (
     read_sampling,
     wants_stream,
 )
+from trtspec.serving.triton.python_models.token_channel import TokenChannels
 from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
 
 POLL_S = 0.1  # interval between checks for a disconnected client
@@ -85,6 +86,8 @@ class AsyncEngineModel:
         self.lock = threading.Lock()
         self.shutdown = DrainWatcher(args["model_repository"])
         self.metrics = EngineMetrics(pb_utils, args, self.METRICS, slots=settings.max_batch_size)
+        self.channels = TokenChannels(pb_utils, self.lock, self.shutdown)
+        self.is_flushing = False
         self.room = RequestLimit(settings.max_batch_size, settings.max_queue_size)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
@@ -92,7 +95,8 @@ class AsyncEngineModel:
         self.start_engine(Path(args["model_repository"]), int(args["model_version"]), settings)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        running = [asyncio.run_coroutine_threadsafe(self.serve(request), self.loop) for request in requests]
+        texts = [request for request in requests if not (self.decoupled and self.channels.opens(request))]
+        running = [asyncio.run_coroutine_threadsafe(self.serve(request), self.loop) for request in texts]
         return None if self.decoupled else [each.result() for each in running]
 
     def finalize(self) -> None:
@@ -100,6 +104,7 @@ class AsyncEngineModel:
         self.end_engine()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(SHUTDOWN_S)
+        self.channels.close()
         self.metrics.close()
         self.shutdown.close()
 
@@ -114,9 +119,14 @@ class AsyncEngineModel:
                     asked = self.read(inputs)
                     streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
                 unsent = UnsentTokens(inputs, asked.prompt_ids, streaming=streaming)
+                channel = self.channels.stream(inputs.parameters) if streaming else None
                 text.handed_over()
                 async for update in self.generate(asked, responder.is_cancelled):
                     text.updated(update)
+                    if channel is not None and not update.finish_reason:
+                        channel.add(update.new_ids)
+                        self.flush_soon()
+                        continue
                     unsent.add(update.new_ids)
                     if update.finish_reason or streaming:
                         responder.send_tensors(partial(unsent.take, update.stats), final=bool(update.finish_reason))
@@ -127,6 +137,16 @@ class AsyncEngineModel:
             text.failed(error)
             responder.send_failure(error)
         return responder.response
+
+    def flush_soon(self) -> None:
+        """Send the tokens in the channels once the loop has handled what is ready now, such as a step of all texts."""
+        if not self.is_flushing:
+            self.is_flushing = True
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        self.is_flushing = False
+        self.channels.flush()
 
     def read(self, inputs: RequestTensors) -> EngineRequest:
         """Parse the inputs of a request; raises TrtspecError for features that this engine does not support."""

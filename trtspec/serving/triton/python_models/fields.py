@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trtspec.core.errors import TrtspecError
+from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER
 from trtspec.serving.triton.nvidia_compat import INPUTS, unsupported_inputs
 from trtspec.serving.triton.python_models.interruptions import CLIENT_PARAMETER
 
@@ -68,6 +69,8 @@ TRITON = (
     "binary_data_output",
     "accumulate_tokens",
     CLIENT_PARAMETER,
+    CHANNEL_PARAMETER,
+    STREAM_PARAMETER,
 )
 TRITON_PREFIX = "triton_"
 UNSERVED = frozenset(name for model in INPUTS for name in unsupported_inputs(model))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway's end of a token channel: one Triton request that receives the new tokens of all completions.
+
+See trtspec/serving/triton/python_models/token_channel.py for the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import struct
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import numpy as np
+
+from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER
+from trtspec.serving.triton.python_models.grpc_client import infer_request
+
+log = logging.getLogger(__name__)
+STREAMS = 1 << 31
+HEAD = struct.Struct("=ii")
+INPUTS = [(name, np.array([[1]], np.int32)) for name in ("input_ids", "input_lengths", "request_output_len")]
+
+
+class StreamInbox:
+    """The tokens of one completion, raw int32, that its reader has not taken yet.
+
+    `is_broken` means that no more will come.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_broken = False
+        self._ids = b""
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, ids: bytes) -> None:
+        self._ids += ids
+        self.wake()
+
+    def take(self) -> bytes:
+        ids, self._ids = self._ids, b""
+        return ids
+
+    def end(self) -> None:
+        """Record that no more tokens will come."""
+        self.is_broken = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let `wait` return."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for tokens, or until `wake` or `end` is called; only one task may wait."""
+        if not self._ids and not self.is_broken:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter  # unbounded: the stream's final response wakes it, or the request's own limits end it
+            finally:
+                self._waiter = None
+
+
+class TokenChannel:
+    """An open channel of one model; create it inside the running event loop."""
+
+    def __init__(self, stub: Any, model: str) -> None:
+        self._name = secrets.token_hex(16)
+        self._streams: dict[int, StreamInbox] = {}
+        self._next = 0
+        request = infer_request(model, INPUTS, ["output_ids"])
+        request.parameters[CHANNEL_PARAMETER].string_param = self._name
+        self._call = stub.ModelStreamInfer()
+        self._task = asyncio.ensure_future(self._read(request))
+
+    @property
+    def is_open(self) -> bool:
+        return not self._task.done()
+
+    def join(self, request: Any) -> StreamInbox:
+        """Make a request send its new tokens to this channel."""
+        self._next = (self._next + 1) % STREAMS
+        request.parameters[CHANNEL_PARAMETER].string_param = self._name
+        request.parameters[STREAM_PARAMETER].int64_param = self._next
+        self._streams[self._next] = StreamInbox(self._next)
+        return self._streams[self._next]
+
+    def leave(self, inbox: StreamInbox) -> None:
+        self._streams.pop(inbox.number, None)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _read(self, request: Any) -> None:
+        try:
+            await self._call.write(request)
+            await self._call.done_writing()
+            while (message := await self._call.read()) is not grpc.aio.EOF and not message.error_message:
+                if contents := message.infer_response.raw_output_contents:
+                    self._deliver(contents[0])
+            if message is not grpc.aio.EOF:
+                log.warning("the model ended its token channel: %s", message.error_message)
+        except grpc.RpcError:
+            pass  # the requests themselves fail too, with their own errors
+        finally:
+            self._call.cancel()
+            for inbox in self._streams.values():
+                inbox.end()
+
+    def _deliver(self, raw: bytes) -> None:
+        """Give each stream its tokens; `raw` has for each its number, their count and the tokens, all int32."""
+        at = 0
+        while at < len(raw):
+            number, count = HEAD.unpack_from(raw, at)
+            begin, at = at + HEAD.size, at + HEAD.size + 4 * count
+            if (inbox := self._streams.get(number)) is not None:  # otherwise it was cancelled
+                inbox.put(raw[begin:at])
