@@ -51,24 +51,28 @@ class Steps:
 
 
 class Ticker:
-    """Wakes all waiting requests at each step; use it inside one event loop."""
+    """Wakes all waiting requests together at each step; use it inside one event loop."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
-        self._next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting: list[asyncio.Future[None]] = []
         self._task = asyncio.ensure_future(self._run())
 
     async def step(self) -> None:
         """Wait for the next step."""
-        await asyncio.shield(self._next)
+        self._waiting.append(asyncio.get_running_loop().create_future())
+        await self._waiting[-1]
 
     async def _run(self) -> None:
         due = time.monotonic()
         while True:
             due = max(due + self._step_s, time.monotonic() - 1)  # it catches up with steps of the last second
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            step, self._next = self._next, asyncio.get_running_loop().create_future()
-            step.set_result(None)
+            waiting, self._waiting = self._waiting, []
+            for each in waiting:
+                if not each.done():
+                    each.set_result(None)
+            await asyncio.sleep(0)  # all that were woken wait again
 
 
 class NullEngine:

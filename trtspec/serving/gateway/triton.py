@@ -338,11 +338,11 @@ class TritonClient:
             last.cancel()
 
     async def _rest(self, inbox: StreamInbox) -> None:
-        """Wait up to ENDS_S for tokens that the channel still has to deliver; raise ApiError if none come."""
+        """Wait for tokens that the channel still has to deliver, behind those of others; raise ApiError if it ends."""
         if inbox.is_broken:
             raise _broken()
         try:
-            await asyncio.wait_for(inbox.wait(), ENDS_S)
+            await asyncio.wait_for(inbox.wait(), self._timeout_s)
         except (asyncio.TimeoutError, TimeoutError):
             raise _broken() from None
 
