@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import struct
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -18,9 +19,11 @@ import numpy as np
 
 from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER
 from trtspec.serving.triton.python_models.grpc_client import infer_request
+from trtspec.serving.triton.python_models.responses import SHUTTING_DOWN
 
 log = logging.getLogger(__name__)
 STREAMS = 1 << 31
+REFUSED_FOR_S = 60.0
 HEAD = struct.Struct("=ii")
 INPUTS = [(name, np.array([[1]], np.int32)) for name in ("input_ids", "input_lengths", "request_output_len")]
 
@@ -60,7 +63,9 @@ class StreamInbox:
         if not self._ids and not self.is_broken:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
-                await self._waiter  # unbounded: the stream's final response wakes it, or the request's own limits end it
+                await (
+                    self._waiter
+                )  # unbounded: the end of the request's own stream wakes it
             finally:
                 self._waiter = None
 
@@ -75,11 +80,17 @@ class TokenChannel:
         request = infer_request(model, INPUTS, ["output_ids"])
         request.parameters[CHANNEL_PARAMETER].string_param = self._name
         self._call = stub.ModelStreamInfer()
+        self._refused_at = float("-inf")
         self._task = asyncio.ensure_future(self._read(request))
 
     @property
     def is_open(self) -> bool:
         return not self._task.done()
+
+    @property
+    def is_refused(self) -> bool:
+        """Return True for REFUSED_FOR_S after the model answered with an error."""
+        return time.monotonic() - self._refused_at < REFUSED_FOR_S
 
     def join(self, request: Any) -> StreamInbox:
         """Make a request send its new tokens to this channel."""
@@ -104,14 +115,16 @@ class TokenChannel:
             while (message := await self._call.read()) is not grpc.aio.EOF and not message.error_message:
                 if contents := message.infer_response.raw_output_contents:
                     self._deliver(contents[0])
-            if message is not grpc.aio.EOF:
+            if message is not grpc.aio.EOF and SHUTTING_DOWN not in message.error_message:
+                self._refused_at = time.monotonic()
                 log.warning("the model ended its token channel: %s", message.error_message)
         except grpc.RpcError:
             pass  # the requests themselves fail too, with their own errors
         finally:
             self._call.cancel()
-            for inbox in self._streams.values():
-                inbox.end()
+            if not self.is_refused:  # else the model sends the tokens in ordinary responses
+                for inbox in self._streams.values():
+                    inbox.end()
 
     def _deliver(self, raw: bytes) -> None:
         """Give each stream its tokens; `raw` has for each its number, their count and the tokens, all int32."""

@@ -303,19 +303,26 @@ class TritonClient:
     async def generate(self, request: Any) -> ModelResponses:
         """Send a request and yield `(tensors, is_last)` for each response, with raw tensors by output name.
 
-        A request with STREAM_PARAMETER gets its new tokens from the token channel. Raises ApiError if the request
-        fails. Closing the iterator cancels the request.
+        A request with STREAM_PARAMETER gets its new tokens from the token channel, if the model has one. Raises
+        ApiError if the request fails. Closing the iterator cancels the request.
         """
-        responses = self._from_channel if STREAM_PARAMETER in request.parameters else self._from_stream
-        async with aclosing(responses(request)) as each_response:
-            async for response in each_response:
+        channel = None
+        if STREAM_PARAMETER in request.parameters:
+            channel = self._open_channel() if (await self.model()).token_channels else None
+            del request.parameters[STREAM_PARAMETER]
+        responses = self._from_stream(request) if channel is None else self._from_channel(request, channel)
+        async with aclosing(responses):
+            async for response in responses:
                 yield response
 
-    async def _from_channel(self, request: Any) -> ModelResponses:
-        """Yield the tokens that the channel delivers, and the last response of the request's own stream."""
-        if self._tokens is None or not self._tokens.is_open:
+    def _open_channel(self) -> TokenChannel | None:
+        """Return the open token channel, or None for a minute after the model refused one."""
+        if self._tokens is None or not (self._tokens.is_open or self._tokens.is_refused):
             self._tokens = TokenChannel(self._stub, self._name)
-        channel = self._tokens
+        return self._tokens if self._tokens.is_open else None
+
+    async def _from_channel(self, request: Any, channel: TokenChannel) -> ModelResponses:
+        """Yield the tokens that the channel delivers, and the last response of the request's own stream."""
         inbox, received = channel.join(request), 0
         last = asyncio.ensure_future(self._last(request, inbox))
         last.add_done_callback(lambda _: inbox.wake())
@@ -333,6 +340,8 @@ class TritonClient:
                         yield outputs, True
                         return
                     await self._rest(inbox)
+                elif inbox.is_broken:
+                    raise _broken()
         finally:
             channel.leave(inbox)
             last.cancel()

@@ -3,10 +3,10 @@
 
 A response costs Triton and the model's process about 0.3 ms, whatever it contains. A client with many streams therefore
 opens a channel: a request with the parameter `trtspec_channel`, a random name, that is answered until the client
-cancels it. Its other requests name the channel, and a number of their own in `trtspec_stream`. Their new tokens are then
-sent in the channel's responses, and each of them is answered once, at its end, as a request without streaming would be:
-with the tokens that the channel did not send, all counts, or an error. Cancellation and shutdown work as for every
-request. A request that names an unknown channel is answered with ordinary streaming.
+cancels it. Its other requests name the channel, and a number of their own in `trtspec_stream`. The channel's responses
+have their new tokens, and each of them is answered once, at its end: with the tokens that the channel did not send and
+all counts, or with an error. Cancellation and shutdown work as for every request. A request that names an unknown
+channel is answered with ordinary streaming.
 
 A channel's response has one tensor, `output_ids` [1, 1, n]: for each stream its number, the number of its new tokens,
 and the tokens.

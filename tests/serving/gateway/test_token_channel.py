@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway's end of token channels: with the quickstart on a real tritonserver, and with a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+from urllib.request import urlopen
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.serving.gateway.running import RunningGateway, wait_until
+from tests.serving.triton.serving import Served
+from trtspec.serving.gateway.errors import ApiError
+from trtspec.serving.gateway.parameters import read_parameters
+from trtspec.serving.gateway.triton import TritonClient, ints, token_request
+from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER, TOKEN_CHANNELS
+from trtspec.serving.triton.python_models.grpc_client import IS_LAST
+
+TIMEOUT_S = 30.0
+Responses = list[tuple[dict[str, bytes], bool]]
+
+
+def int32(*values: int) -> bytes:
+    return struct.pack(f"={len(values)}i", *values)
+
+
+def message(*, last: bool = False, error: str = "", **outputs: bytes) -> Any:
+    answer = service_pb2.ModelStreamInferResponse(error_message=error)
+    for name, raw in outputs.items():
+        answer.infer_response.outputs.add(name=name)
+        answer.infer_response.raw_output_contents.append(raw)
+    answer.infer_response.parameters[IS_LAST].bool_param = last
+    return answer
+
+
+def final(*ids: int, total: int) -> Any:
+    """Return the last response of a text with `total` tokens, of which it has the last ones itself."""
+    length = int32(len(ids))
+    return message(last=True, output_ids=int32(*ids or (0,)), sequence_length=length, num_output_tokens=int32(total))
+
+
+class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """A server with one channel; `text` makes the responses of each other request."""
+
+    def __init__(self) -> None:
+        self.channels = "true"
+        self.refusal = ""
+        self.opened = 0
+        self.plain: list[bool] = []  # for each text, whether it named no channel
+        self.on_channel: SimpleQueue[Any] = SimpleQueue()  # messages of the channel, None for its end
+        self.text: Callable[[int], Iterator[Any]] = lambda _: iter(())
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802  its name
+        response = service_pb2.ModelConfigResponse()
+        response.config.name = request.name
+        for name in ("input_ids", "input_lengths", "request_output_len"):
+            response.config.input.add(name=name)
+        for name in ("output_ids", "sequence_length", "num_output_tokens"):
+            response.config.output.add(name=name, dims=[1])
+        response.config.model_transaction_policy.decoupled = True
+        response.config.parameters[TOKEN_CHANNELS].string_value = self.channels
+        return response
+
+    def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        (request,) = request_iterator
+        if CHANNEL_PARAMETER in request.parameters and STREAM_PARAMETER not in request.parameters:
+            self.opened += 1
+            if self.refusal:
+                yield message(last=True, error=self.refusal)
+                return
+            while context.is_active():
+                if (each := self.on_channel.get(timeout=TIMEOUT_S)) is None:
+                    return
+                yield each
+            return
+        self.plain.append(STREAM_PARAMETER not in request.parameters)
+        yield from self.text(request.parameters[STREAM_PARAMETER].int64_param)
+
+    def deliver(self, stream: int, *ids: int) -> None:
+        self.on_channel.put(message(output_ids=int32(stream, len(ids), *ids)))
+
+
+@contextmanager
+def scripted() -> Iterator[tuple[Scripted, str]]:
+    servicer, server = Scripted(), grpc.server(ThreadPoolExecutor(8))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield servicer, f"127.0.0.1:{port}"
+    finally:
+        servicer.on_channel.put(None)
+        server.stop(0).wait(TIMEOUT_S)
+
+
+def run(address: str, use: Callable[[TritonClient], Awaitable[Any]]) -> Any:
+    """Return the result of `use` with a client of the server."""
+
+    async def main() -> Any:
+        client = TritonClient(address, "tensorrt_llm", TIMEOUT_S)
+        try:
+            return await asyncio.wait_for(use(client), TIMEOUT_S)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+async def read(client: TritonClient, tokens: int = 8) -> Responses:
+    """Return the responses to a streamed request."""
+    asked = read_parameters({"stream": True, "max_tokens": tokens, "temperature": 0}, chat=False)
+    request = token_request(await client.model(), [1, 2, 3], asked, 0, -1, [], 0)
+    return [each async for each in client.generate(request)]
+
+
+def ids_of(responses: Responses) -> list[int]:
+    found = []
+    for outputs, _ in responses:
+        ids = ints(outputs["output_ids"])
+        found += ids[: ints(outputs["sequence_length"])[0]] if "sequence_length" in outputs else ids
+    return found
+
+
+def test_tokens_behind_the_last_response_are_waited_for_and_keep_their_order() -> None:
+    with scripted() as (server, address):
+
+        def text(stream: int) -> Iterator[Any]:
+            yield final(5, 6, total=6)
+            server.deliver(stream + 1, 99)  # of another text
+            time.sleep(0.1)
+            server.deliver(stream, 1, 2, 3)
+            server.deliver(stream, 4)
+
+        server.text = text
+        responses = run(address, read)
+        assert ids_of(responses) == [1, 2, 3, 4, 5, 6]
+        assert [last for _, last in responses][-1]
+        assert (server.opened, server.plain) == (1, [False])
+
+
+def test_text_whose_tokens_the_channel_lost_is_an_error() -> None:
+    with scripted() as (server, address):
+
+        def text(stream: int) -> Iterator[Any]:
+            server.deliver(stream, 1)
+            yield final(total=3)
+            server.on_channel.put(None)
+
+        server.text = text
+        with pytest.raises(ApiError) as caught:
+            run(address, read)
+        assert (caught.value.status, caught.value.code) == (503, "broken")
+
+
+def test_model_that_does_not_know_the_channel_sends_the_tokens_itself() -> None:
+    with scripted() as (server, address):
+        server.text = lambda _: iter([message(output_ids=int32(1, 2, 0), sequence_length=int32(2)), final(3, total=3)])
+        assert ids_of(run(address, read)) == [1, 2, 3]
+
+
+def test_error_of_a_text_is_raised_and_the_channel_serves_the_next() -> None:
+    with scripted() as (server, address):
+
+        async def use(client: TritonClient) -> Responses:
+            server.text = lambda _: iter([message(last=True, error="the request was cancelled")])
+            with pytest.raises(ApiError):
+                await read(client)
+            server.text = lambda _: iter([final(1, total=1)])
+            return await read(client)
+
+        assert ids_of(run(address, use)) == [1]
+        assert server.opened == 1
+
+
+def test_refused_channel_is_not_asked_for_again() -> None:
+    with scripted() as (server, address):
+        server.refusal = "64 token channels are open already"
+
+        async def use(client: TritonClient) -> list[int]:
+            server.text = lambda _: iter([final(1, total=1)])
+            await read(client)
+            while server.opened == 0 or client._tokens is None or client._tokens.is_open:
+                await asyncio.sleep(0.01)
+            return ids_of(await read(client)) + ids_of(await read(client))
+
+        assert run(address, use) == [1, 1]
+        assert (server.opened, server.plain[1:]) == (1, [True, True])
+
+
+def test_model_without_channels_is_asked_for_none() -> None:
+    with scripted() as (server, address):
+        server.channels = "false"
+        server.text = lambda _: iter([final(1, total=1)])
+        assert ids_of(run(address, read)) == [1]
+        assert (server.opened, server.plain) == (0, [True])
+
+
+def test_channel_is_opened_again_after_it_ended() -> None:
+    with scripted() as (server, address):
+
+        async def use(client: TritonClient) -> list[int]:
+            server.text = lambda _: iter([final(1, total=1)])
+            await read(client)
+            server.on_channel.put(None)
+            while client._tokens is None or client._tokens.is_open:
+                await asyncio.sleep(0.01)
+            return ids_of(await read(client))
+
+        assert run(address, use) == [1]
+        assert server.opened == 2
+
+
+@pytest.mark.triton
+def test_streams_of_a_real_server_come_by_the_channel(entry: RunningGateway) -> None:
+    async def use(client: TritonClient) -> list[Responses]:
+        await read(client)  # opens the channel
+        return list(await asyncio.gather(*(read(client, 40) for _ in range(4))))
+
+    texts = run(entry.config.grpc, use)
+    for responses in texts:
+        *streamed, (last, is_last) = responses
+        assert is_last
+        assert streamed
+        assert all("sequence_length" not in outputs for outputs, _ in streamed)
+        assert len(ids_of(responses)) == ints(last["num_output_tokens"])[0] == 40
+    assert len({tuple(ids_of(responses)) for responses in texts}) == 1
+
+
+@pytest.mark.triton
+def test_cancelled_stream_leaves_the_engine(entry: RunningGateway, served: Served) -> None:
+    def cancelled() -> float:
+        text = urlopen(f"http://127.0.0.1:{served.metrics}/metrics", timeout=TIMEOUT_S).read().decode()
+        lines = [
+            line for line in text.splitlines() if line.startswith("trtspec_requests_total{") and '"cancelled"' in line
+        ]
+        return sum(float(line.split()[-1]) for line in lines)
+
+    async def use(client: TritonClient) -> None:
+        asked = read_parameters({"stream": True, "max_tokens": 900, "temperature": 0, "ignore_eos": True}, chat=False)
+        responses = client.generate(token_request(await client.model(), [1, 2, 3], asked, 0, -1, [], 0))
+        await anext(responses)
+        await responses.aclose()
+
+    before = cancelled()
+    run(entry.config.grpc, use)
+    wait_until(lambda: cancelled() == before + 1)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model's end of token channels, with a fake of Triton's stub."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.triton.fakes import FINAL, Request, make_pb_utils
+from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER
+from trtspec.serving.triton.python_models.interruptions import ENDING_FILE, DrainWatcher
+from trtspec.serving.triton.python_models.token_channel import MAX_CHANNELS, TokenChannels
+
+NAME = "0123456789abcdef" * 2
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def channels(tmp_path: Path) -> Iterator[TokenChannels]:
+    shutdown = DrainWatcher(str(tmp_path / "repository" / "model"))
+    channels = TokenChannels(make_pb_utils(), threading.Lock(), shutdown)
+    yield channels
+    channels.close()
+    shutdown.close()
+
+
+def opening(name: object = NAME) -> Request:
+    return Request(["output_ids"], sent={CHANNEL_PARAMETER: name}, input_ids=1)
+
+
+def member(number: object, name: str = NAME) -> dict[str, Any]:
+    return {CHANNEL_PARAMETER: name, STREAM_PARAMETER: number}
+
+
+def values(request: Request) -> list[list[int]]:
+    """Return the values of each response to an opening request."""
+    return [response.outputs["output_ids"].ravel().tolist() for response, _ in request.sender.sent]
+
+
+def test_step_of_all_streams_is_one_response(channels: TokenChannels) -> None:
+    request = opening()
+    assert channels.opens(request)
+    one, two = (channels.stream(member(number)) for number in (7, 9))
+    assert one
+    assert two
+    one.add([1, 2, 3])
+    two.add([4])
+    channels.flush()
+    channels.flush()
+    two.add([])
+    one.add([5])
+    one.add([6])
+    channels.flush()
+    assert values(request) == [[7, 3, 1, 2, 3, 9, 1, 4], [7, 1, 5, 7, 1, 6]]
+    assert [flags for _, flags in request.sender.sent] == [0, 0]
+
+
+def test_clients_only_get_their_own_streams(channels: TokenChannels) -> None:
+    requests = [opening(f"{number:032x}") for number in range(2)]
+    assert all(map(channels.opens, requests))
+    for number in range(2):
+        stream = channels.stream(member(number, f"{number:032x}"))
+        assert stream
+        stream.add([10 + number])
+    channels.flush()
+    assert [values(request) for request in requests] == [[[0, 1, 10]], [[1, 1, 11]]]
+
+
+def test_ordinary_requests_and_members_open_nothing(channels: TokenChannels) -> None:
+    assert not channels.opens(Request(sent={"model": "m"}))
+    assert not channels.opens(Request(sent=member(3)))
+    assert channels.stream({}) is None
+
+
+@pytest.mark.parametrize("parameters", [member(3), member("3", NAME), member(-1), member(1 << 31), member(3, "f" * 32)])
+def test_unknown_channel_or_invalid_number_means_ordinary_streaming(
+    parameters: dict[str, Any], channels: TokenChannels
+) -> None:
+    if parameters[STREAM_PARAMETER] != 3:
+        channels.opens(opening())
+    assert channels.stream(parameters) is None
+
+
+@pytest.mark.parametrize("name", ["", "x" * 32, NAME.upper(), 5, None, NAME + "0"])
+def test_invalid_name_is_refused(name: object, channels: TokenChannels) -> None:
+    request = opening(name)
+    assert channels.opens(request)
+    ((response, flags),) = request.sender.sent
+    assert (response.error.code, flags) == ("invalid", FINAL)
+
+
+def test_second_channel_of_a_name_and_too_many_are_refused(channels: TokenChannels) -> None:
+    assert channels.opens(opening())
+    again = opening()
+    assert channels.opens(again)
+    assert "open already" in again.sender.sent[0][0].error.message
+    requests = [opening(f"{number:032x}") for number in range(MAX_CHANNELS)]
+    assert all(map(channels.opens, requests))
+    assert [bool(request.sender.sent) for request in requests] == [False] * (MAX_CHANNELS - 1) + [True]
+
+
+def test_channel_of_a_client_that_left_is_closed_and_its_name_free(channels: TokenChannels) -> None:
+    request = opening()
+    channels.opens(request)
+    stream = channels.stream(member(1))
+    assert stream
+    request.sender.cancelled = True
+    deadline = time.monotonic() + WAIT_S
+    while channels.stream(member(1)) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stream.add([1])
+    channels.flush()
+    assert [flags for _, flags in request.sender.sent] == [FINAL]
+    again = opening()
+    channels.opens(again)
+    assert not again.sender.sent
+
+
+def test_shutdown_ends_a_channel(tmp_path: Path) -> None:
+    (tmp_path / "repository").mkdir()
+    shutdown = DrainWatcher(str(tmp_path / "repository" / "model"))
+    channels = TokenChannels(make_pb_utils(), threading.Lock(), shutdown)
+    request = opening()
+    channels.opens(request)
+    (tmp_path / ENDING_FILE).touch()
+    deadline = time.monotonic() + WAIT_S
+    while not request.sender.sent and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert request.sender.sent[0][0].error.code == "unavailable"
+    channels.close()
+    shutdown.close()
