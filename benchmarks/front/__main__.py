@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,7 +42,7 @@ STAGES = ("grpc", "generate_stream", "gateway", "uvicorn", "vllm")
 READY_S = 300.0
 MODEL = ROOT / "recipes" / "models" / "quickstart-target"
 VLLM_VARIABLES = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-Ask = Callable[[Load], Awaitable[Received]]
+Ask = Callable[[Load], Coroutine[Any, Any, Received]]
 
 
 class Processes:

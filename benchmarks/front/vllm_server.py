@@ -27,7 +27,8 @@ class NullCore:
     engine_ranks_managed = (0,)
 
     def __init__(self, steps: Any) -> None:
-        self._steps, self._times, self._ticker = steps, steps.times(), None
+        self._steps, self._times = steps, steps.times()
+        self._ticker: Any = None
         self._open: dict[str, tuple[Any, Any, int]] = {}  # by request id: times, parts, number of parts left
         self.resources = type("Resources", (), {"engine_dead": False})()
 
