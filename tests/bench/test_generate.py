@@ -18,7 +18,7 @@ from tests.conftest import Run
 from trtspec.bench.artifact import generate_one
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.generation.request import SamplingOptions
-from trtspec.engine.prompts.prompt import HINT
+from trtspec.engine.prompts.prompt import PATH_HINT
 
 pytestmark = pytest.mark.integration
 SAMPLED = ("--temperature", "1.5", "--top-k", "50", "--top-p", "0.95")
@@ -104,7 +104,7 @@ REFUSED: list[tuple[tuple[object, ...], str]] = [
     (("-p", "a", "--seed", -1), "seed is -1, expected 0 to 2^64 - 1"),
     (("-p", "a", "--stop", ""), "a stop text is empty"),
     (("-p", "ab\udcff"), "the text is not UTF-8: character 3 is a lone surrogate"),
-    (("--prompts", "nosuch.jsonl"), f"nosuch.jsonl: cannot be read: No such file or directory\nhint: {HINT}"),
+    (("--prompts", "nosuch.jsonl"), f"nosuch.jsonl: cannot be read: No such file or directory\nhint: {PATH_HINT}"),
 ]
 
 

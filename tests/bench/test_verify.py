@@ -198,6 +198,7 @@ def test_missed_gate_fails_verify_and_deploy(gate: str, detail: str, recipe: Pat
     refused = trtspec("deploy", artifact)
     assert refused.code == 112
     assert f"error: {name}: " in refused.err
+    assert f"hint: choose another draft, change the limit in the recipe, or use --skip-gate {name}" in refused.err
 
 
 def test_prompts_option_replaces_the_artifacts_prompts(recipe: Path, artifact: Path, trtspec: Run) -> None:

@@ -176,7 +176,7 @@ def test_model_is_inspected_by_its_hub_id(hub: Hub, trtspec: Run) -> None:
     assert {key: told[key] for key in whole} == whole
     assert trtspec("inspect", f"org/target@{COMMIT}", "--json").document == told
     assert "a commit has 40 hexadecimal digits" in trtspec("inspect", "org/target@main").err
-    assert "write ./org/nosuch for a directory" in trtspec("inspect", "org/nosuch").err
+    assert "there is no directory ./org/nosuch either" in trtspec("inspect", "org/nosuch").err
 
 
 @pytest.mark.slow

@@ -90,6 +90,12 @@ class TestTheQuickstart:
         assert whys(made)["engine.backend"] == "TensorRT-LLM is not installed here"
         assert "17.3 times smaller than the target" in whys(made)["speculation.draft.model"]
 
+    def test_size_of_a_draft_is_relative_to_its_target(self, trtspec: Run, workplace: Path) -> None:
+        exchanged = trtspec("init", MODELS / "quickstart-draft", TARGET, "--json")
+        assert "17.3 times larger than the target" in whys(exchanged)["speculation.draft.model"]
+        same = trtspec("init", TARGET, TARGET, "--json", "--name", "same")
+        assert "as large as the target" in whys(same)["speculation.draft.model"]
+
     @pytest.mark.slow
     def test_written_recipe_is_checked_planned_and_built(self, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, MODELS / "quickstart-draft", "--name", "mine")
@@ -349,5 +355,5 @@ class TestWhatIsRefused:
         assert (refused.code, flat_output(refused)) == (
             1,
             "error: org/model: not in the hub cache, and HF_HUB_OFFLINE is set "
-            "hint: unset HF_HUB_OFFLINE and try again; write ./org/model for a directory",
+            "hint: unset HF_HUB_OFFLINE and try again; there is no directory ./org/model either",
         )

@@ -135,7 +135,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 def test_unavailable_model_is_an_error_and_nothing_is_written(command: Command, hub: Hub) -> None:
-    elsewhere = "write ./org/nosuch for a directory"
+    elsewhere = "there is no directory ./org/nosuch either"
     no_model = (
         "error: org/nosuch: the model does not exist on the hub, or it is private hint: check the name, or set HF_TOKEN"
     )

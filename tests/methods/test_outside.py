@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +102,12 @@ def test_method_without_its_plugin_is_unknown(recipe: Path) -> None:
     done = run(dict(os.environ), "check", recipe, "--json", code=1)
     (problem,) = json.loads(done.stdout)["problems"]
     assert problem["message"].startswith("unknown speculation method 'echo'; known: dflash, draft_target, ")
+
+
+def test_method_without_a_drafter_runs_on_no_backend(recipe: Path, installed: dict[str, str], tmp_path: Path) -> None:
+    site = shutil.copytree(installed["PYTHONPATH"], tmp_path / "site")
+    (site / "echo-1.0.dist-info" / "entry_points.txt").write_text("[trtspec.methods]\necho = echo:METHOD\n")
+    done = run(installed | {"PYTHONPATH": str(site)}, "check", recipe, "--json", code=1)
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert problem["message"] == "echo runs on no backend"
+    assert problem["hint"] == "register its drafter or engines as in docs/extending.md"

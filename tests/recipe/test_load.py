@@ -485,7 +485,7 @@ def test_set_paths_are_relative_to_the_current_directory_and_the_last_wins(write
         ),
         (
             "speculation.options={a: 1, a: 2}",
-            "  speculation.options.a\n  duplicate key\n  hint: remove one of the two",
+            "  speculation.options.a\n  duplicate key\n  hint: keep one, with the keys of both",
         ),
         (
             "engine.gpu=!!str x",

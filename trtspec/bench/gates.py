@@ -100,8 +100,13 @@ class VerificationReport:
     def failure(self) -> TrtspecError | None:
         """Return GateNotMet if only minimums of the recipe are missed, else VerificationFailed, or None."""
         failed = [check for check in self.checks if not check.ok]
-        error = GateNotMet if all(check.name.startswith("min_") for check in failed) else VerificationFailed
-        return error("; ".join(f"{check.name}: {check.detail}" for check in failed)) if failed else None
+        if not failed:
+            return None
+        message = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+        if all(check.name.startswith("min_") for check in failed):
+            skips = " ".join(f"--skip-gate {check.name}" for check in failed)
+            return GateNotMet(message, hint=f"choose another draft, change the limit in the recipe, or use {skips}")
+        return VerificationFailed(message)
 
     @property
     def undecided(self) -> tuple[VerificationCheck, ...]:

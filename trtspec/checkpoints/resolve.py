@@ -65,7 +65,7 @@ def choose_commit(model: str) -> Commit:
     try:
         return Commit(newest_commit(model), "the newest commit when this was written")
     except CheckpointError as error:
-        hint = f"{error.hint}; write ./{model} for a directory"
+        hint = f"{error.hint}; there is no directory ./{model} either"
         raise CheckpointError(error.message, where=error.where, hint=hint) from error
 
 

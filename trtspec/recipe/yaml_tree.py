@@ -305,7 +305,7 @@ class _Builder:
         elif key.value in found:
             first, again = found[key.value].key_mark.line, key.mark.line
             lines = f", in lines {first} and {again}" if first else ""
-            self.report(key.mark, "duplicate-key", path, f"duplicate key{lines}", "remove one of the two")
+            self.report(key.mark, "duplicate-key", path, f"duplicate key{lines}", "keep one, with the keys of both")
         else:
             return True
         return False

@@ -122,3 +122,13 @@ def test_pair_with_an_unusual_size_ratio_is_built_with_a_warning(trtspec: Run, r
         "accepted, 3 per step make it at most 0.74 times as fast"
     )
     assert "warning: the target is 1.0 times the draft" in trtspec("build", recipe).err
+
+
+def test_exchanged_pair_is_named_in_the_warning(trtspec: Run, recipe: Path) -> None:
+    (recipe.parent / "target").rename(recipe.parent / "other")
+    (recipe.parent / "draft").rename(recipe.parent / "target")
+    (recipe.parent / "other").rename(recipe.parent / "draft")
+    (problem,) = trtspec("check", recipe, "--json").document["problems"]
+    assert (problem["severity"], problem["code"]) == ("warning", "size-ratio")
+    assert problem["message"].startswith("the draft is larger than the target (")
+    assert problem["hint"] == "exchange target and draft"

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Run
 from tests.planning.check.finding import problems_of, replace, the_problem
 from trtspec.core.registry import discover
-from trtspec.engine.prompts.prompt import HINT as PROMPTS_HINT
+from trtspec.engine.prompts.prompt import PATH_HINT
 
 
 def test_valid_recipe_has_no_problems(trtspec: Run, recipe: Path) -> None:
@@ -128,7 +128,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "prompts: ./nosuch.jsonl",
         (15, 12, "gates.prompts"),
         "nosuch.jsonl: cannot be read: No such file or directory",
-        PROMPTS_HINT,
+        PATH_HINT,
     ),
     (
         "  model: ./target",
@@ -150,7 +150,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "    model: ./draft\n    quantization: {weights: fp8, calibration: {prompts: ./nosuch.jsonl}}",
         (10, 57, "speculation.draft.quantization.calibration.prompts"),
         "nosuch.jsonl: cannot be read: No such file or directory",
-        PROMPTS_HINT,
+        PATH_HINT,
     ),
     (
         "  model: ./target",

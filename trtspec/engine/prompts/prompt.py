@@ -173,6 +173,7 @@ MAX_VALUES = 100_000  # lists, objects and commas of one line
 MAX_NESTED = 4_000_000  # lists and objects of a file; each uses far more memory than its bytes in the file
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
 HINT = "see trtspec datasets --list for examples and docs/prompts.md for the supported formats"
+PATH_HINT = "check the path; in a recipe, it is relative to the recipe's file"
 PART_HINT = "use a part of the file: head -n 1000, or for a long JSON list jq '.[:1000]'"
 SPACE = re.compile(r"[ \t\r\n]*")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f]")
@@ -191,8 +192,10 @@ def _read(path: Path) -> bytes:
     try:
         raw = read_bounded(path, MAX_BYTES)
     except OSError as error:
-        is_large = path.is_file() and path.stat().st_size > MAX_BYTES
-        raise TrtspecError(describe_read_error(error), where=str(path), hint=PART_HINT if is_large else HINT) from None
+        hint = PART_HINT if path.is_file() and path.stat().st_size > MAX_BYTES else HINT
+        if path.is_dir() or not path.exists():
+            hint = PATH_HINT
+        raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from None
     return _unpacked(path, raw) if raw.startswith(GZIP) else raw
 
 

@@ -40,8 +40,11 @@ def check_method(findings: Findings, chosen: Selection, method: Method, target: 
             span = f"takes {lens[0]}..{lens[-1]} draft tokens"
         findings.error("speculation.draft_len", "out-of-range", f"{name} {span}")
     if chosen.choice and chosen.backend and name not in chosen.backend.methods():
-        others = ", ".join(backends_for_method(name)) or "no backend"
-        findings.error("speculation.method", "method", f"{name} runs on {others}, not on {chosen.choice.name}")
+        if others := ", ".join(backends_for_method(name)):
+            findings.error("speculation.method", "method", f"{name} runs on {others}, not on {chosen.choice.name}")
+        else:
+            message, hint = f"{name} runs on no backend", "register its drafter or engines as in docs/extending.md"
+            findings.error("speculation.method", "method", message, hint)
     options = _read_options(findings, chosen, method)
     if options:
         _check_options(findings, chosen, method, options, target)
@@ -145,7 +148,10 @@ def _check_cost(findings: Findings, chosen: Selection, target: int, draft: int) 
             f"the target is {target / draft:.1f} times the draft ({sizes}): even if {GOOD_RATE:.0%} of the drafted "
             f"tokens are accepted, {draft_len} per step make it at most {speedup:.2f} times as fast"
         )
-        findings.warn(DRAFT, "size-ratio", message, "use a smaller draft, or measure with trtspec bench")
+        hint = "use a smaller draft, or measure with trtspec bench"
+        if draft > target and method.drafts_with == "model":
+            message, hint = f"the draft is larger than the target ({sizes})", "exchange target and draft"
+        findings.warn(DRAFT, "size-ratio", message, hint)
 
 
 def _is_other(chosen: Selection, target: SourceModel, draft: SourceModel) -> bool:

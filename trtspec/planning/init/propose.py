@@ -260,6 +260,13 @@ def _described(given: InputModel, model: SourceModel | None) -> str:
     return f"{kind}{millions / 1e3:.1f} B parameters" if millions >= 1e3 else f"{kind}{millions:.1f} M parameters"
 
 
+def _relative_size(target: int, draft: int) -> str:
+    if target == draft:
+        return "as large as"
+    larger, smaller = max(target, draft), min(target, draft)
+    return f"{larger / smaller:.1f} times {'smaller' if draft < target else 'larger'} than"
+
+
 def _speculation_choices(candidate: RecipeCandidate) -> Iterator[RecipeChoice]:
     way, draft = candidate.way, candidate.draft
     method = find_method(way.method)
@@ -267,11 +274,11 @@ def _speculation_choices(candidate: RecipeCandidate) -> Iterator[RecipeChoice]:
     if draft_len := min(way.suggestion.draft_len, method.draft_lens[-1] if method.draft_lens else 0):
         yield RecipeChoice("speculation.draft_len", draft_len, "the length DRAFT was trained for")
     elif method.default_draft_len:
-        why = f"usual for {way.method}; find the best for your texts with `trtspec bench`"
+        why = f"usual for {way.method}; find the best for your texts with `trtspec tune`"
         yield RecipeChoice("speculation.draft_len", method.default_draft_len, why)
     if draft:
-        ratio = candidate.target.num_parameters / max(1, draft.num_parameters)
-        why = f"{_described(draft, candidate.draft_model)}, {ratio:.1f} times smaller than the target"
+        size = _relative_size(candidate.target.num_parameters, max(1, draft.num_parameters))
+        why = f"{_described(draft, candidate.draft_model)}, {size} the target"
         yield from _source_choices("speculation.draft", draft, why)
     for key, value in way.suggestion.options.items():
         yield RecipeChoice(f"speculation.options.{key}", value, way.suggestion.options_why)
