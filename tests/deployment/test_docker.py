@@ -18,10 +18,12 @@ from trtspec.deployment.containers import PORTS, dns_label, dockerfile
 from trtspec.deployment.target import find_target
 
 
-def rendered(host: str = "127.0.0.1", ports: dict[str, int] | None = None, **recipe: Any) -> dict[str, str]:
+def rendered(
+    host: str = "127.0.0.1", ports: dict[str, int] | None = None, timeout_s: float = 300.0, **recipe: Any
+) -> dict[str, str]:
     render = find_target("docker").render
     assert render
-    options = {"host": host, "ports": ports or {}, "settings": {"image": IMAGE}}
+    options = {"host": host, "ports": ports or {}, "timeout_s": timeout_s, "settings": {"image": IMAGE}}
     return render(workload_of(manifest(**recipe), **options), Path())
 
 
@@ -90,6 +92,13 @@ def test_memory_limit_and_start_period_grow_with_the_weights() -> None:
     assert large["mem_limit"] > 100 << 30
     assert large["stop_grace_period"] == small["stop_grace_period"]
     assert int(large["healthcheck"]["start_period"][:-1]) > int(small["healthcheck"]["start_period"][:-1])
+
+
+@pytest.mark.parametrize(("timeout_s", "expected"), [(10.0, 300), (300.0, 300), (1795.0, 1800)])
+def test_container_waits_as_long_as_the_user(timeout_s: float, expected: int) -> None:
+    found = service(timeout_s=timeout_s)
+    assert f"--timeout={expected}" in found["command"]
+    assert found["healthcheck"]["start_period"] == f"{expected}s"
 
 
 def test_rendering_is_deterministic_without_token_or_artifact_path(tmp_path: Path) -> None:
@@ -208,6 +217,17 @@ def test_docker_deployment_lifecycle_from_deploy_to_stop(artifact: Path, trtspec
     verbs = [json.loads(line)[3] for line in (docker / "calls").read_text().splitlines()]
     assert verbs[0] == "up"
     assert verbs[-1] == "down"
+
+
+def test_artifact_that_the_container_cannot_read_is_refused(artifact: Path, trtspec: Run, docker: Path) -> None:
+    (artifact / "model_repository").chmod(0o700)
+    done = trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE, "--detach")
+    assert done.code == 1
+    assert "tiny/model_repository: the container's user 1000 cannot read the artifact" in done.err
+    assert f"chmod -R go+rX {artifact}" in done.err
+    assert not (docker / "calls").exists()
+    (artifact / "model_repository").chmod(0o755)
+    assert trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE, "--detach").code == 0
 
 
 @pytest.mark.slow

@@ -500,6 +500,10 @@ def test_pods_not_ready_in_time_are_reported_with_the_undo_command(artifact: Pat
         (["--detach"], "no image given"),
         (["--detach", "--image", IMAGE, "--http-port", "1"], "a cluster's service has its own address and ports"),
         (["--detach", "--image", IMAGE], "is not an artifact location"),
+        (
+            ["--detach", "--image", IMAGE, f"--target-option=artifact={PVC}", "--target-option=canary-of=old"],
+            "deploy applies overlays/plain, which shares no requests",
+        ),
     ],
 )
 def test_invalid_deploy_option_is_an_error(

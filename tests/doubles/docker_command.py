@@ -2,9 +2,9 @@
 """A double of docker's command line, for the documentation: it accepts the documented options only, and runs nothing.
 
 Options and their forms are those of docs.docker.com/reference/cli/docker: container/run, buildx/build, image/push,
-image/pull, image/inspect, inspect, buildx/imagetools/inspect and compose. Beyond docker's own rules, images must be
-named by a digest (directly or by a shell variable), ports must be published on loopback, and a variable that looks like
-a secret may be passed on by name only.
+image/pull, image/inspect, inspect, buildx/imagetools/inspect, buildx/version and compose. Beyond docker's own rules,
+images must be named by a digest (directly or by a shell variable), ports must be published on loopback, and a variable
+that looks like a secret may be passed on by name only.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def read_docker(words: Sequence[str]) -> list[str]:
         case ["docker", "inspect", *rest] | ["docker", "image", "inspect", *rest]:
             _, operands = _parse(rest, INSPECT, {"-f": "--format"})
             _count(operands, 1)
+        case ["docker", "compose" | "buildx", "version"]:
+            pass
         case ["docker", "compose", *rest]:
             _compose(rest)
         case _:

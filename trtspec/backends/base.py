@@ -22,6 +22,7 @@ from trtspec.core.installation import DoctorCheck, installed_version
 from trtspec.core.registry import discover, discover_all, find_extension
 from trtspec.core.versions import nearest_version
 from trtspec.methods.base import DraftShape
+from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import Engine, Recipe
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ class Backend:
         versions: returns the known values of `engine.version`, the default last.
         nearest_versions: true if an unknown version is planned like the nearest known one of its minor version.
         check: yields reasons why a recipe cannot be built or served.
+        rewritten: returns the patterns of the file names that a build may change or add in the copied checkpoint of a
+            role; `verify` expects all other files to equal the source's.
         serving: returns the hooks for running the engine in tritonserver.
         build_arguments: returns the arguments of the engine builder for a method and a draft shape.
         probes: returns the backend's checks of this machine for `doctor`.
@@ -174,6 +177,7 @@ class Backend:
     versions: Callable[[], list[str]] = lambda: [""]
     nearest_versions: bool = False
     check: Callable[[PlanContext], Iterable[Diagnostic]] = lambda context: ()
+    rewritten: Callable[[ResolvedRecipe, str], tuple[str, ...]] = lambda recipe, role: ()
     serving: Callable[[], ServingHooks] = ServingHooks
     auto: AutoSelection | None = None
     build_arguments: Callable[[str, DraftShape], list[str]] | None = None

@@ -12,8 +12,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from trtspec.backends.base import find_backend
 from trtspec.bench.artifact import TARGET
 from trtspec.bench.gates import NO_SOURCE, SkippedCheck, VerificationCheck
 from trtspec.checkpoints.resolve import locate_source
@@ -75,11 +77,14 @@ def source_location(root: Path, manifest: Manifest, role: str) -> Path:
 def check_sources(root: Path, manifest: Manifest, given: Path | None) -> VerificationCheck | SkippedCheck:
     """Compare the artifact's copied checkpoints with their sources, file by file; `given` is the target's source.
 
-    The check is skipped if a source is not at its recorded location. Raises TrtspecError if `given` is not a directory.
+    Files that the backend's build may change are counted apart. The check is skipped if a source is not at its recorded
+    location. Raises TrtspecError if `given` is not a directory.
     """
     if given and not given.is_dir():
         raise TrtspecError("no such directory", where=str(given), hint=HINT)
     pairs: list[tuple[Path, FileRecord]] = []
+    rewritten: set[str] = set()
+    backend = find_backend(manifest.backend.name)
     for role in manifest.recipe.models:
         folders = (f"{checkpoint(role)}/", *([f"{TOKENIZER}/"] if role == "target" else []))
         copies = [record for record in manifest.files if record.path.startswith(folders)]
@@ -91,8 +96,15 @@ def check_sources(root: Path, manifest: Manifest, given: Path | None) -> Verific
             why = f"the source of the {role} was not found ({error.message}): {HINT}"
             return SkippedCheck("sources", NO_SOURCE, why)
         pairs += [(source / Path(record.path).name, record) for record in copies]
-    problems = [found for found in map_in_threads(_difference, pairs) if found]
-    detail = "; ".join(problems[:3]) or f"{len(pairs)} files are byte-identical to the sources"
+        patterns = [f"{checkpoint(role)}/{name}" for name in backend.rewritten(manifest.recipe, role)]
+        rewritten |= {each.path for each in copies if any(fnmatchcase(each.path, pattern) for pattern in patterns)}
+    differing = [
+        (record.path, why) for (_, record), why in zip(pairs, map_in_threads(_difference, pairs), strict=True) if why
+    ]
+    problems = [why for path, why in differing if path not in rewritten]
+    changed = [path for path, _ in differing if path in rewritten]
+    detail = f"{len(pairs) - len(differing)} files are byte-identical to the sources"
+    detail = "; ".join(problems[:3]) or detail + (f"; changed by the build: {', '.join(changed)}" if changed else "")
     return VerificationCheck("sources", not problems, len(pairs) - len(problems), len(pairs), detail)
 
 

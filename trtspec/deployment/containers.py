@@ -10,7 +10,9 @@ the container and never leaves it.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -163,8 +165,11 @@ class ContainerWorkload:
 
     @property
     def startup_s(self) -> int:
-        """Return the time limit in seconds for loading the models."""
-        return 300 + 60 * (self.weight_bytes // READ_BYTES_S // 60)
+        """Return the time limit in seconds for loading the models: `--timeout` in whole minutes, or more for weights.
+
+        The container's own limit must not be shorter than the user's, or it would restart while the user waits.
+        """
+        return max(300 + 60 * (self.weight_bytes // READ_BYTES_S // 60), 60 * math.ceil(self.options.timeout_s / 60))
 
     @property
     def drain_s(self) -> int:
@@ -206,6 +211,17 @@ def make_workload(artifact: Artifact, options: DeployOptions) -> ContainerWorklo
         digest=artifact.digest,
         options=options,
     )
+
+
+def check_readable(root: Path) -> None:
+    """Raise DeployError if the container's user cannot read an artifact, for example one built under umask 077."""
+    for path in (root, *sorted(root.rglob("*"))):
+        status = path.stat()
+        shift = 6 if status.st_uid == USER else 3 if status.st_gid == USER else 0
+        needed = 0o5 if path.is_dir() else 0o4
+        if (status.st_mode >> shift) & needed != needed:
+            message = f"the container's user {USER} cannot read the artifact"
+            raise DeployError(message, where=str(path), hint=f"chmod -R go+rX {shlex.quote(str(root))}")
 
 
 def dns_label(name: str) -> str:

@@ -133,6 +133,40 @@ def test_build_without_gpu_writes_only_the_inputs_of_engines(alone: Path, trtspe
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weights", ["none", "fp8"])
+def test_verify_accepts_what_the_build_changes_and_rejects_other_differences(
+    weights: str, alone: Path, trtspec: Run, tools: Path
+) -> None:
+    assert trtspec("build", alone, *FOR_EDGE, "--set", f"target.quantization.weights={weights}").code == 0
+    verified = trtspec("verify", "build/tiny", "--json")
+    assert verified.code == 0, verified.err
+    (sources,) = (check for check in verified.document["checks"] if check["name"] == "sources")
+    changed = "chat_template.jinja" if weights == "none" else "config.json"
+    assert f"changed by the build: checkpoints/target/{changed}" in sources["detail"]
+    tokenizer = alone.parent / "target" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    refused = trtspec("verify", "build/tiny")
+    assert refused.code == 110
+    assert "tokenizer/tokenizer.json: differs from" in refused.out
+
+
+@pytest.mark.slow
+def test_relative_environment_is_found_by_steps(alone: Path, trtspec: Run, tools: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TRTSPEC_EDGE_LLM", "edge")
+    built = trtspec("build", alone, *FOR_EDGE)
+    assert built.code == 0, built.err
+    assert toolchain.command_directory() == str(tools)
+
+
+def test_doctor_reports_an_environment_without_the_commands(monkeypatch) -> None:
+    monkeypatch.setenv("TRTSPEC_EDGE_LLM", "/nowhere")
+    (check,) = toolchain.probes()
+    assert (check.ok, check.detail) == (False, "no tensorrt-edgellm-export in /nowhere/bin")
+    assert check.hint
+    assert "TRTSPEC_EDGE_LLM" in check.hint
+
+
+@pytest.mark.slow
 def test_repeated_build_uses_cached_steps(alone: Path, trtspec: Run, tools: Path) -> None:
     assert trtspec("build", alone, *FOR_EDGE, "--out", "made").code == 0
     template = Path("made/checkpoints/target/chat_template.jinja")

@@ -23,6 +23,7 @@ BACKEND = Backend(
     versions=lambda: list(releases()),
     nearest_versions=True,
     check=check,
+    rewritten=deferred(f"{__name__}.artifact:rewritten_files"),
     serving=deferred(f"{__name__}.artifact:serving"),
     probes=probes,
     migrate=migrate,

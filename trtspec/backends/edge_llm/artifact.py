@@ -28,6 +28,7 @@ from trtspec.checkpoints.prequantized import source_format
 from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source, read_json
 from trtspec.core.errors import DeployError
 from trtspec.core.gpus import detect_gpus, find_gpu
+from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.serving.triton.names import ENSEMBLE
 from trtspec.serving.triton.repository_writer import Parameters, ServingSettings
 from trtspec.store.artifact import Manifest
@@ -79,6 +80,14 @@ def _stage(context: PlanContext, reader: FileReader, role: str, source: Source) 
     config = read_json(path, MAX_TOKENIZER_BYTES) if path.is_file() else {}
     has_template = config.get("chat_template") or any(file.name == CHAT_TEMPLATE for file in source.tokenizer_files)
     return StageCheckpoint(role, files, plain_template=not has_template)
+
+
+def rewritten_files(recipe: ResolvedRecipe, role: str) -> tuple[str, ...]:
+    """Return the patterns of the files that a build changes or adds: the steps `stage` and `quantize`."""
+    wanted = recipe.models[role].quantization
+    if (wanted.weights, wanted.kv_cache) != ("none", "none"):
+        return ("*",)
+    return (CHAT_TEMPLATE,) if role == "target" else ("config.json",)
 
 
 def _quantized(

@@ -105,10 +105,13 @@ class EdgeToolchain:
 
 
 def command_directory() -> str:
-    """Return the directory of Edge-LLM's commands; "" if they are not installed."""
+    """Return the absolute path of the directory of Edge-LLM's commands; "" if they are not installed.
+
+    Steps run the commands in other directories, so a relative path would not lead to them.
+    """
     asked = os.environ.get(ENVIRONMENT)
     found = shutil.which(EXPORT, path=str(Path(asked) / "bin")) if asked else shutil.which(EXPORT)
-    return str(Path(found).parent) if found else ""
+    return str(Path(found).absolute().parent) if found else ""
 
 
 def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
@@ -137,8 +140,11 @@ def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
 
 def probes() -> list[DoctorCheck]:
     directory = command_directory()
+    if not directory and (asked := os.environ.get(ENVIRONMENT)):
+        hint = f"set {ENVIRONMENT} to the environment in which tensorrt-edgellm[tools] is installed"
+        return [DoctorCheck("tensorrt-edgellm", False, f"no {EXPORT} in {Path(asked) / 'bin'}", hint)]
     if not directory:
-        return [DoctorCheck("tensorrt-edgellm", True, f"not on PATH, and not in an environment set by {ENVIRONMENT}")]
+        return [DoctorCheck("tensorrt-edgellm", True, f"not on PATH, and {ENVIRONMENT} is not set")]
     found, tensorrt = installed_versions(Path(directory) / EXPORT, PACKAGE)
     builder = f"TensorRT {tensorrt}" if tensorrt else "no TensorRT: it can export but not build engines"
     return [DoctorCheck("tensorrt-edgellm", True, f"{found} in {directory}, {builder}")]

@@ -34,6 +34,7 @@ from trtspec.deployment.containers import (
     RenderedFiles,
     as_yaml,
     check_image,
+    check_readable,
     dockerfile,
     make_workload,
     parse_settings,
@@ -167,6 +168,7 @@ def deploy_docker(journal: DeploymentJournal, artifact: Artifact, options: Deplo
             raise DeployError(f"{former.name!r} is already deployed at {former.endpoints['http']}", hint=hint)
         workload = make_workload(artifact, replace(options, ports=ports))
         check_image(options.settings.get("image", ""), workload)
+        check_readable(artifact.root)
         write_rendered(_folder(journal), render_docker(workload, artifact.root / REPOSITORY))
         fields: dict[str, Any] = {"target": "docker", "host": options.host, "detached": options.detach}
         record = journal.write(staged_record(journal.name, artifact, **fields, **ports))

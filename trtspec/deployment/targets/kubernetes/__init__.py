@@ -149,6 +149,7 @@ MAX_PLACE_BYTES = 1 << 16
 PLACE = ("context", "namespace", "name", "kind", "form")
 READY = {"leaderworkerset": "Available", "llminferenceservice": "Ready", "dynamographdeployment": "Ready"}
 DETACH = "the cluster runs it independently of this process; use --detach"
+CANARY = "add --render DIR, then: kubectl apply -k DIR/overlays/canary"
 
 
 def deploy_kubernetes(journal: DeploymentJournal, artifact: Artifact, options: DeployOptions) -> ClusterDeployment:
@@ -160,6 +161,8 @@ def deploy_kubernetes(journal: DeploymentJournal, artifact: Artifact, options: D
         raise DeployError(f"{KUBECTL} is not on PATH", hint=hint)
     workload = cluster_workload(make_workload(artifact, options))
     check_image(workload.settings.image, workload)
+    if workload.settings.canary_of and workload.settings.form == "deployment":
+        raise DeployError("option canary-of: deploy applies overlays/plain, which shares no requests", hint=CANARY)
     rendered, former = render_kubernetes(workload, artifact.root / REPOSITORY), journal.read()
     with _forgotten_on_failure(journal, former):
         write_rendered(_folder(journal), rendered)
