@@ -181,7 +181,7 @@ def metrics_page() -> str:
         + table(("label", "metric", "values"), values)
         + "## OpenAI gateway\n\nAt `/metrics` of the gateway, by default port 9000; see [openai.md](../openai.md).\n\n"
         + table(("metric", "type", "labels", "description"), gateway)
-        + "The HTTP front has no metrics of its own.\n\n## Alerts\n\n`trtspec metrics rules` prints these rules.\n\n"
+        + "The HTTP front does not export metrics.\n\n## Alerts\n\n`trtspec metrics rules` prints these rules.\n\n"
         + table(
             ("alert", "expression", "for"),
             [(code(r["alert"]), code(" ".join(r["expr"].split())), r.get("for", "")) for r in alerts],
