@@ -24,6 +24,7 @@ from trtspec.engine.generation.request import Constraint, EngineRequest, EngineR
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.engine.settings import EngineSettings
+from trtspec.engine.simulated_acceptance import SIMULATED
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, ENSEMBLE
 from trtspec.store.artifact import Manifest, load_manifest
@@ -51,8 +52,8 @@ class OpenArtifact:
 
     @property
     def acceptance(self) -> str:
-        """Return the acceptance rule: "exact", or the name of a lossy rule."""
-        return self.recipe.speculation.acceptance
+        """Return the acceptance rule: "exact", the name of a lossy rule, or "simulated"."""
+        return SIMULATED if self.manifest.simulated_acceptance else self.recipe.speculation.acceptance
 
     def request(
         self, prompt: str, max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
@@ -136,7 +137,9 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
         raise TrtspecError(f"{manifest.backend.name} runs in a server, not in this process", where=str(root), hint=hint)
     draft = root / DRAFT
     tokenizer = root / TOKENIZER
-    opened = Engine(root / TARGET, draft if draft.is_dir() else None, engine_settings(root, manifest.recipe), tokenizer)
+    settings = engine_settings(root, manifest.recipe)
+    settings = replace(settings, simulated_acceptance=manifest.simulated_acceptance)
+    opened = Engine(root / TARGET, draft if draft.is_dir() else None, settings, tokenizer)
     try:
         yield OpenArtifact(root, manifest, Tokenizer(tokenizer), opened)
     finally:

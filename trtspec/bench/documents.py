@@ -40,6 +40,7 @@ from trtspec.core.files import (
 )
 from trtspec.core.gpus import detect_gpus
 from trtspec.core.paths import state_dir
+from trtspec.engine.simulated_acceptance import SIMULATED
 from trtspec.planning.documents import read_values
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.store.artifact import Manifest, manifest_sha256
@@ -168,9 +169,12 @@ def _documents_dir(sha256: str) -> Path:
 
 
 def read_document(path: Path) -> SavedDocument:
-    """Read a document; raises TrtspecError if the file is invalid or its kind is unknown."""
+    """Read a document; raises TrtspecError if the file is invalid, its kind unknown, or its acceptance simulated."""
     hint = f"create one with --json of {', '.join(KINDS)}"
     values, data = read_values(path, hint, MAX_BYTES, MAX_VALUES)
+    if values.get(SIMULATED):
+        message = "measured with simulated acceptance, which says nothing about the artifact's own drafts"
+        raise TrtspecError(message, where=str(path), hint="measure without --simulate-acceptance")
     by_key = next((KEYS[key] for key in KEYS if key in values), "")
     kind = nested_text(values, "kind") if "kind" in values else by_key
     if kind not in KINDS:

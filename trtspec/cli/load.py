@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -133,23 +134,32 @@ NO_BASELINE = "no baseline: this server cannot disable speculation; pass a serve
 
 
 def bench_load(
-    what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, *, json: bool
-) -> int:
-    """Run a load benchmark, show the results and return the exit code."""
+    what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, *,
+    json: bool, simulated: Sequence[float] = (),
+) -> int:  # fmt: skip
+    """Run a load benchmark, show the results and return the exit code.
+
+    The server's acceptance is simulated with the rates `simulated`, unless they are empty. Such a run is not saved, and
+    no decision follows from it.
+    """
     from trtspec.bench.decision import artifact_facts, decide, evidence, load_facts
     from trtspec.bench.documents import save_document
-    from trtspec.cli.load_results import load_gate, show_gate, show_load
+    from trtspec.cli.load_results import load_gate, show_gate, show_load, show_mark
 
-    document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
+    document, root = load_document(what, asked, prompts, max_tokens, runs, baseline, simulated)
     verdict = decide(evidence(artifact_facts(root), load_facts(document["points"])))
-    document |= verdict.as_dict()
+    if not simulated:
+        document |= verdict.as_dict()
     gate = load_gate(document, asked.fail_below) if asked.fail_below is not None else None
     document["gate"] = gate.as_dict() if gate else None
-    if root and not document["ended_by"]:  # keep complete runs only
+    if root and not document["ended_by"] and not simulated:  # keep complete runs only
         save_document(root, document["kind"], document)
 
     def show() -> None:
-        print_line(verdict.text, verdict.style)
+        if simulated:
+            show_mark(document)
+        else:
+            print_line(verdict.text, verdict.style)
         show_load(document, what)
         show_gate(document["gate"])
 
@@ -162,9 +172,18 @@ def bench_load(
 
 
 def load_document(
-    what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
+    what: str,
+    asked: LoadOptions,
+    prompts: Path | None,
+    max_tokens: int,
+    runs: int,
+    baseline: str | None,
+    simulated: Sequence[float] = (),
 ) -> tuple[dict[str, Any], Path | None]:
-    """Run a load benchmark; return its document and the served artifact, or None for a plain URL."""
+    """Run a load benchmark; return its document and the served artifact, or None for a plain URL.
+
+    `simulated` are the server's forced acceptance rates, if any.
+    """
     from trtspec.bench.load.client import TIMEOUT_S
     from trtspec.bench.load.document import build_document
     from trtspec.bench.load.sample import parse_slo
@@ -185,7 +204,7 @@ def load_document(
         note("random prompts generate realistic load, but their acceptance is not representative", "yellow")
     with samples_file(asked.samples_out) as samples, counter() as on_progress:
         swept = measure(plan, samples, on_progress)
-    document = build_document(swept, workload, slo, driver)
+    document = build_document(swept, workload, slo, driver, simulated)
     identity = {key: deployed.get(key, "") for key in ("name", "backend", "method", "manifest")}
     document["deployment"] = identity if deployed else None  # none for a plain URL
     if root and workload.source != "random" and (shared := overlap(root, (each.text for each in workload.prompts))):

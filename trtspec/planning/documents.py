@@ -199,8 +199,14 @@ class MachineNoise(BaseModel):
     median_work_ms: Positive
 
 
+class SimulatedAcceptance(BaseModel):
+    """The forced acceptance rate of each position in a capacity test."""
+
+    acceptance_rates: Annotated[list[Share], Field(max_length=1000)]
+
+
 class LoadDocument(SavedDocument):
-    """Output of `bench --json` with --concurrency or --rate."""
+    """Output of `bench --json` with --concurrency or --rate; `simulated` is None unless acceptance was forced."""
 
     kind: Literal["load"]
     driver: Text
@@ -208,6 +214,7 @@ class LoadDocument(SavedDocument):
     noise: MachineNoise
     points: Annotated[list[LoadPoint], Field(min_length=1, max_length=1000)]
     warnings: Annotated[list[Text], Field(max_length=1000)] = []
+    simulated: SimulatedAcceptance | None = None
 
 
 class PlanStep(BaseModel):

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import Stats, Update
+from trtspec.engine.simulated_acceptance import mark_method
 
 Kind = Literal["counter", "gauge", "histogram"]
 REPORTS: dict[Kind, str] = {"counter": "increment", "gauge": "set", "histogram": "observe"}  # methods of Triton's API
@@ -330,9 +331,13 @@ class TritonMetrics:
 
 
 def artifact_method(args: Mapping[str, str]) -> str:
-    """Return the speculation method of the artifact that contains a model; "unknown" without an artifact."""
+    """Return the speculation method of the artifact that contains a model; "unknown" without an artifact.
+
+    If the artifact's acceptance is simulated, the method is marked.
+    """
     try:
         manifest = json.loads((Path(args["model_repository"]).parents[1] / "manifest.json").read_bytes())
-        return str(manifest["recipe"]["speculation"]["method"])
+        method = str(manifest["recipe"]["speculation"]["method"])
+        return mark_method(method, manifest.get("simulated_acceptance", ()))
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return "unknown"
