@@ -85,7 +85,7 @@ def test_chains_are_accepted_at_the_forced_rates(kind: str, sampled: bool) -> No
     verifier = SimulatedVerifier(DraftVerifier(), rates)
     verify = getattr(verifier, kind)
     sampling = (batch.params(), batch.draft_probs, batch.uniforms) if sampled else ()
-    reached, calls = np.zeros((len(batch.lens), 4), int), 400
+    reached, calls = np.zeros((len(batch.lens), 4), int), 100
     for _ in range(calls):
         for row, result in enumerate(verify(batch.logits, batch.tokens, batch.lens, *sampling)):
             assert result.path == [*range(1, len(result.path) + 1)]
@@ -106,7 +106,7 @@ def test_trees_are_accepted_along_one_path(sampled: bool) -> None:
     tree = batch.tree.within(batch.limits)
     rows = len(batch.tokens)
     lengths = set()
-    for _ in range(50):
+    for _ in range(20):
         for row, result in enumerate(verifier.tree(batch.logits, batch.tokens, batch.tree, batch.limits, *sampling)):
             parents = tree.parents[row if len(tree.parents) == rows else 0]
             assert [parents[node] for node in result.path] == [0, *result.path][: len(result.path)]

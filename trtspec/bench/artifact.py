@@ -99,9 +99,10 @@ def read_artifact(root: Path, expected: str = "") -> Manifest:
     """Check an artifact's files and return its manifest.
 
     `expected` is the required SHA-256 of the manifest, or "". Raises TrtspecError if the artifact is missing or
-    damaged, or contains code that trtspec did not generate.
+    damaged, contains code that trtspec did not generate, or accepts drafts by simulation.
     """
     manifest = load_manifest(root, expected)
+    manifest.check_not_simulated(root)
     problems, _ = verify_changed(root, manifest)
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""

@@ -244,7 +244,6 @@ def bench_gates(
     then.
     """
     manifest = read_artifact(root)
-    manifest.check_not_simulated(root)
     if server and served_manifest not in ("", manifest_sha256(root)):
         message = "the artifact was rebuilt after it was deployed"
         raise DeployError(message, where=str(root), hint="stop the deployment and deploy it again")
@@ -282,7 +281,6 @@ def ensure_gates(
     Raises DigestMismatch, VerificationFailed or GateNotMet.
     """
     manifest = read_artifact(root, expected)
-    manifest.check_not_simulated(root)
     report = trusted_report(root, trusted) if trusted else read_verification(root)
     in_process = find_backend(manifest.backend.name).in_process
     if report and (undecided := ensure_checks(report.without(skip))):

@@ -156,6 +156,8 @@ def bench_one_at_a_time(
     if skip_gate and not gates:
         raise TrtspecError("--skip-gate requires --gates", hint="add --gates")
     root = Path(status["artifact"]) if status else None if url else Path(what)
+    if root:
+        load_manifest(root).check_not_simulated(root)
     if gates and root is None:
         raise TrtspecError(
             "--gates requires a deployment or artifact, not a URL", where=what, hint="pass the deployment's name"

@@ -48,7 +48,6 @@ def bench_simulated(
         )
     root = Path(what)
     manifest = read_artifact(root)
-    manifest.check_not_simulated(root)
     rates = parse_simulated_acceptance(acceptance, _draft_len(manifest))
     if out is not None:
         return _write(root, manifest, rates, out, json=json)
@@ -108,7 +107,7 @@ def _bench_load(
 
     load = replace(load, output_tokens=load.output_tokens or max_tokens)
     with simulated_server(root, manifest, rates, lambda state, what: note(f"  {state:<7} {what}")) as name:
-        return bench_load(name, load, prompts, max_tokens, runs, None, json=json, simulated=rates)
+        return bench_load(name, load, prompts, max_tokens, runs, None, json=json)
 
 
 def _write(root: Path, manifest: Manifest, rates: Sequence[float], out: Path, *, json: bool) -> int:

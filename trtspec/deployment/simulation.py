@@ -21,6 +21,7 @@ from trtspec.core.errors import DeployError
 from trtspec.core.files import replace_file
 from trtspec.core.hashing import file_segments
 from trtspec.core.paths import state_dir
+from trtspec.core.ports import LOOPBACK
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.options import DeployOptions, OnEvent
 from trtspec.deployment.target import find_target
@@ -126,8 +127,9 @@ def write_simulation(root: Path, manifest: Manifest, rates: Sequence[float], out
 def _simulation_files(name: str, rates: Sequence[float], server: StandaloneServer) -> dict[str, str]:
     """Return the contents of the files by name: a notice, a shell script and the server's configuration."""
     model = f"{SIMULATED}-{name}"
-    options = (f"{server.name_option}={model}",) if server.name_option else ()
-    command = shlex.join((*server.serve, *options)).replace("/config/", '"$here"/')
+    name_options = (f"{server.name_option}={model}",) if server.name_option else ()
+    serve = [word for word in server.serve if not word.startswith("--host=")]
+    command = shlex.join((*serve, f"--host={LOOPBACK}", *name_options)).replace("/config/", '"$here"/')
     exports = [f"export {variable}={shlex.quote(value)}" for variable, value in server.environment.items()]
     lines = [
         "#!/bin/sh",
@@ -142,7 +144,7 @@ def _simulation_files(name: str, rates: Sequence[float], server: StandaloneServe
         framework=server.framework,
         length=mean_accepted_len(rates),
         script=SCRIPT,
-        model=f"`{model}`" if options else "the last part of its path",
+        model=f"`{model}`" if name_options else "the last part of its path",
         positions=MEAN_ONLY if server.environment else by_position,
     )
     return {MARKER: notice, SCRIPT: "\n".join(lines) + "\n", **server.files}
