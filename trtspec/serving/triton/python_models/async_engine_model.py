@@ -70,6 +70,10 @@ class AsyncEngineModel:
         """
         raise NotImplementedError
 
+    def engine_queue(self) -> int | None:
+        """Return the number of requests in the engine's own queue, or None if it does not report it."""
+        return None
+
     def check(self, asked: EngineRequest) -> None:
         """Raise TrtspecError for a request that is within the limits but not supported by the engine."""
 
@@ -84,12 +88,13 @@ class AsyncEngineModel:
             os.environ.update(dict.fromkeys(self.GPU_VARIABLES, gpus))
         self.lock = threading.Lock()
         self.shutdown = DrainWatcher(args["model_repository"])
-        self.metrics = EngineMetrics(pb_utils, args, self.METRICS, slots=settings.max_batch_size)
         self.room = RequestLimit(settings.max_batch_size, settings.max_queue_size)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self.thread.start()
         self.start_engine(Path(args["model_repository"]), int(args["model_version"]), settings)
+        slots = settings.max_batch_size
+        self.metrics = EngineMetrics(pb_utils, args, self.METRICS, slots=slots, engine_queue=self.engine_queue)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         running = [asyncio.run_coroutine_threadsafe(self.serve(request), self.loop) for request in requests]
