@@ -172,15 +172,20 @@ def read_document(path: Path) -> SavedDocument:
     """Read a document; raises TrtspecError if the file is invalid, its kind unknown, or its acceptance simulated."""
     hint = f"create one with --json of {', '.join(KINDS)}"
     values, data = read_values(path, hint, MAX_BYTES, MAX_VALUES)
-    if values.get(SIMULATED):
-        message = "measured with simulated acceptance, which says nothing about the artifact's own drafts"
-        raise TrtspecError(message, where=str(path), hint="measure without --simulate-acceptance")
+    check_measured(values, path)
     by_key = next((KEYS[key] for key in KEYS if key in values), "")
     kind = nested_text(values, "kind") if "kind" in values else by_key
     if kind not in KINDS:
         raise TrtspecError("not a document of a measuring command", where=str(path), hint=hint)
     time = _time(values.get("time", values.get("ended_at")), path)
     return SavedDocument(path, kind, hashlib.sha256(data).hexdigest(), time, values)
+
+
+def check_measured(values: Mapping[str, Any], path: Path) -> None:
+    """Raise TrtspecError if the values of a document were measured with simulated acceptance."""
+    if values.get(SIMULATED):
+        message = "measured with simulated acceptance, which says nothing about the artifact's own drafts"
+        raise TrtspecError(message, where=str(path), hint="measure without --simulate-acceptance")
 
 
 def _time(recorded: Any, path: Path) -> datetime:

@@ -287,7 +287,10 @@ class BatchSpeedup(BaseModel):
 
 
 class ProfiledCandidate(BaseModel):
-    """Measured acceptance and expected speed-ups of one profiled method or draft."""
+    """Measured acceptance and expected speed-ups of one profiled method or draft.
+
+    `mean_accepted_lens` and `by_positions` are by draft length; documents of earlier versions lack them.
+    """
 
     method: Text
     draft: Text | None
@@ -298,6 +301,8 @@ class ProfiledCandidate(BaseModel):
     by_kind: Annotated[list[KindStats], Field(max_length=1000)]
     best: Annotated[list[BatchSpeedup], Field(max_length=64)]
     speedups: Annotated[list[BatchSpeedup], Field(max_length=10_000)]
+    mean_accepted_lens: Annotated[dict[Text, Positive], Field(max_length=64)] = {}
+    by_positions: Annotated[dict[Text, Annotated[list[Share], Field(max_length=64)]], Field(max_length=64)] = {}
 
     @property
     def name(self) -> str:
