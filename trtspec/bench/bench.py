@@ -53,7 +53,7 @@ def measure_engine(
     before `max_tokens`, because the texts of both sides differ and their times are compared.
     """
     results: list[EngineResult] = []
-    options = {"end_ids": ()} if artifact.acceptance == SIMULATED else {}
+    options: dict[str, Any] = {"end_ids": ()} if artifact.acceptance == SIMULATED else {}
 
     def ask(prompt: str, speculate: bool) -> tuple[Hashable, Stats]:
         request = artifact.request(prompt, max_tokens, draft_len=None if speculate else 0, **options)
