@@ -11,7 +11,7 @@ import json
 import posixpath
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,6 +82,7 @@ class StandaloneServer:
         arguments: only the options, including the model's path.
         files: contents of configuration files by name; the server reads them in /config.
         name_option: the option for the model's name in the OpenAI API, or "".
+        environment: environment variables of the server.
     """
 
     framework: str
@@ -89,6 +90,7 @@ class StandaloneServer:
     arguments: tuple[str, ...]
     files: Mapping[str, str] = field(default_factory=dict)
     name_option: str = "--served-model-name"
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class ServingHooks:
         system_packages: returns the Ubuntu packages for a version.
         kv_usage: the metric for the used share of the KV cache (0 to 1); "" if it is not exported.
         alone: returns the standalone server for a repository, the artifact's path and a version, or None.
+        simulate: returns a standalone server that accepts drafts at the given rate of each position, for capacity
+            tests; raises DeployError if the version cannot do that. None if no version can.
         nodes: the commands for several machines, or None if unsupported.
     """
 
@@ -135,6 +139,7 @@ class ServingHooks:
     extra: str = ""
     kv_usage: str = ""
     alone: Callable[[Path, str, str], StandaloneServer | None] = lambda repository, artifact, version: None
+    simulate: Callable[[StandaloneServer, Sequence[float], str], StandaloneServer] | None = None
     nodes: MultiNode | None = None
 
 

@@ -24,6 +24,7 @@ from trtspec.engine.generation.request import Constraint, EngineRequest, EngineR
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.engine.settings import EngineSettings
+from trtspec.engine.simulated_acceptance import SIMULATED
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, ENSEMBLE
 from trtspec.store.artifact import Manifest, load_manifest
@@ -51,8 +52,8 @@ class OpenArtifact:
 
     @property
     def acceptance(self) -> str:
-        """Return the acceptance rule: "exact", or the name of a lossy rule."""
-        return self.recipe.speculation.acceptance
+        """Return the acceptance rule: "exact", the name of a lossy rule, or "simulated"."""
+        return SIMULATED if self.manifest.simulated_acceptance else self.recipe.speculation.acceptance
 
     def request(
         self, prompt: str, max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
@@ -98,9 +99,10 @@ def read_artifact(root: Path, expected: str = "") -> Manifest:
     """Check an artifact's files and return its manifest.
 
     `expected` is the required SHA-256 of the manifest, or "". Raises TrtspecError if the artifact is missing or
-    damaged, or contains code that trtspec did not generate.
+    damaged, contains code that trtspec did not generate, or accepts drafts by simulation.
     """
     manifest = load_manifest(root, expected)
+    manifest.check_not_simulated(root)
     problems, _ = verify_changed(root, manifest)
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
@@ -136,7 +138,9 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
         raise TrtspecError(f"{manifest.backend.name} runs in a server, not in this process", where=str(root), hint=hint)
     draft = root / DRAFT
     tokenizer = root / TOKENIZER
-    opened = Engine(root / TARGET, draft if draft.is_dir() else None, engine_settings(root, manifest.recipe), tokenizer)
+    settings = engine_settings(root, manifest.recipe)
+    settings = replace(settings, simulated_acceptance=manifest.simulated_acceptance)
+    opened = Engine(root / TARGET, draft if draft.is_dir() else None, settings, tokenizer)
     try:
         yield OpenArtifact(root, manifest, Tokenizer(tokenizer), opened)
     finally:

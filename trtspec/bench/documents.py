@@ -40,6 +40,7 @@ from trtspec.core.files import (
 )
 from trtspec.core.gpus import detect_gpus
 from trtspec.core.paths import state_dir
+from trtspec.engine.simulated_acceptance import SIMULATED
 from trtspec.planning.documents import read_values
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.store.artifact import Manifest, manifest_sha256
@@ -168,15 +169,23 @@ def _documents_dir(sha256: str) -> Path:
 
 
 def read_document(path: Path) -> SavedDocument:
-    """Read a document; raises TrtspecError if the file is invalid or its kind is unknown."""
+    """Read a document; raises TrtspecError if the file is invalid, its kind unknown, or its acceptance simulated."""
     hint = f"create one with --json of {', '.join(KINDS)}"
     values, data = read_values(path, hint, MAX_BYTES, MAX_VALUES)
+    check_measured(values, path)
     by_key = next((KEYS[key] for key in KEYS if key in values), "")
     kind = nested_text(values, "kind") if "kind" in values else by_key
     if kind not in KINDS:
         raise TrtspecError("not a document of a measuring command", where=str(path), hint=hint)
     time = _time(values.get("time", values.get("ended_at")), path)
     return SavedDocument(path, kind, hashlib.sha256(data).hexdigest(), time, values)
+
+
+def check_measured(values: Mapping[str, Any], path: Path) -> None:
+    """Raise TrtspecError if the values of a document were measured with simulated acceptance."""
+    if values.get(SIMULATED):
+        message = "measured with simulated acceptance, which says nothing about the artifact's own drafts"
+        raise TrtspecError(message, where=str(path), hint="measure without --simulate-acceptance")
 
 
 def _time(recorded: Any, path: Path) -> datetime:

@@ -44,7 +44,9 @@ from trtspec.bench.sources import OTHER_PROMPTS, check_sources, find_source, ove
 from trtspec.bench.speedup import BenchComparison
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.engine.simulated_acceptance import SIMULATED, mean_accepted_len
 from trtspec.serving.triton.client import Client
+from trtspec.store.artifact import SIMULATED as NOT_ITS_TEXTS
 from trtspec.store.artifact import Manifest, load_manifest, manifest_sha256, verify_files
 from trtspec.store.artifact_cache import verify_changed
 from trtspec.store.artifact_paths import CHECKPOINTS
@@ -80,7 +82,8 @@ def verify_artifact(
 ) -> VerificationReport:
     """Check files, parity with the source model, losslessness and gates; save the result and write the report.
 
-    If files are damaged, the other checks are skipped. `source` is the directory of the target's Hugging Face
+    If files are damaged, the other checks are skipped, as for an artifact with simulated acceptance, which fails the
+    check `simulated`. `source` is the directory of the target's Hugging Face
     checkpoint; the default is the one it was built from. `max_runs` limits the runs for a speed-up near its limit.
     `skip` names gates to skip. `report` is another path for the report. `reread` hashes files again even if they are
     unchanged. `expected` is the required SHA-256 of the manifest. `on_unwritten` is called with the error if the result
@@ -88,7 +91,9 @@ def verify_artifact(
     """
     manifest = load_manifest(root, expected)
     files, backend = _check_files(root, manifest, reread=reread), find_backend(manifest.backend.name)
-    if not files.ok:
+    if manifest.simulated_acceptance:
+        found = GateResults((_simulated(manifest),), ())
+    elif not files.ok:
         found = GateResults((), ())
     elif backend.converts:
         found = _examine(root, manifest, source, prompts_file, max_tokens, max_runs, skip, on_progress)
@@ -113,6 +118,11 @@ def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> Verificatio
     detail = "; ".join(problems[:3]) or f"{count} files match their recorded digests{unchanged}"
     seconds = time.perf_counter() - started
     return VerificationCheck(FILES, not problems, max(0, count - len(problems)), count, detail, seconds=seconds)
+
+
+def _simulated(manifest: Manifest) -> VerificationCheck:
+    """Return the failed check of an artifact that accepts drafts by simulation."""
+    return VerificationCheck(SIMULATED, False, mean_accepted_len(manifest.simulated_acceptance), None, NOT_ITS_TEXTS)
 
 
 def _examine(

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtspec.bench.gates import MAX_RUNS
-from trtspec.cli import completing, load
-from trtspec.cli.load_results import compare_saved
+from trtspec.cli import completing, load, simulation
+from trtspec.cli.load_results import compare_saved, show_sides
 from trtspec.cli.options import AllowCode, Baseline, Json, Prompts, SkipGate, Undecided, is_artifact
 from trtspec.cli.progress import counter
-from trtspec.cli.render import print_command, print_line, print_result, show_table, warn
+from trtspec.cli.render import print_command, print_line, print_result, warn
 from trtspec.cli.verify import show_checks
 from trtspec.core.errors import TrtspecError
 
@@ -69,11 +69,14 @@ def bench(
     min_ratio: load.MinRatio = None,
     compare: load.Compare = None,
     absolute: load.Absolute = False,
+    simulate_acceptance: simulation.SimulateAcceptance = None,
+    simulate_out: simulation.SimulateOut = None,
 ) -> None:
     """Measure speculation against the target alone.
 
     Both sides run on the same engine in the same run, one request at a time. With --concurrency or --rate, a server is
     measured under that load with streaming requests. --compare compares two results of such runs.
+    --simulate-acceptance measures the capacity at an assumed acceptance; nothing of it can be deployed.
 
     Example: trtspec bench build/quickstart
     """
@@ -94,6 +97,17 @@ def bench(
         )
     if what is None:
         raise TrtspecError("missing argument URL-or-ARTIFACT", hint="trtspec bench --help")
+    if simulate_out is not None and simulate_acceptance is None:
+        raise TrtspecError("--simulate-out requires --simulate-acceptance", hint="add --simulate-acceptance 2.5")
+    if simulate_acceptance is not None:
+        if gates or skip_gate or baseline or asked.fail_below is not None:
+            message = "--simulate-acceptance cannot be combined with --gates, --baseline or --fail-below"
+            raise TrtspecError(message, hint="the results are no evidence about the artifact")
+        raise typer.Exit(
+            simulation.bench_simulated(
+                what, simulate_acceptance, simulate_out, asked, prompts, max_tokens, runs, json=json
+            )
+        )
     if asked.is_load:
         if gates:
             raise TrtspecError("--gates cannot be combined with a load", hint="omit --concurrency and --rate")
@@ -108,24 +122,7 @@ def bench(
 
 def show_comparison(comparison: BenchComparison, what: str) -> None:
     """Show the comparison as a table and, for a server, a curl command to try."""
-    sides = (
-        ("target alone", 1.0, comparison.baseline),
-        ("speculative", comparison.speedup.median, comparison.speculative),
-    )
-    rows = [
-        (
-            name,
-            f"{side.median:.0f}",
-            f"{speedup:.2f}x",
-            f"{side.stats.acceptance_rate:.3f}" if side.stats.drafted else "-",
-            f"{side.stats.mean_accepted_len:.2f}" if side.stats.drafted or name == "target alone" else "-",
-        )
-        for name, speedup, side in sides
-    ]
-    columns = ("", "tokens/s", "speed-up", "acceptance rate", "mean accepted length")
-    show_table(
-        f"{what}: {comparison.prompts} prompts, {comparison.max_tokens} tokens each", columns, rows, (1, 2, 3, 4)
-    )
+    show_sides(comparison, what)
     if comparison.acceptance == "typical":
         print_line("typical acceptance is lossy: sampled text differs from the target's", "yellow")
     if what.startswith("http://"):
@@ -159,6 +156,8 @@ def bench_one_at_a_time(
     if skip_gate and not gates:
         raise TrtspecError("--skip-gate requires --gates", hint="add --gates")
     root = Path(status["artifact"]) if status else None if url else Path(what)
+    if root:
+        load_manifest(root).check_not_simulated(root)
     if gates and root is None:
         raise TrtspecError(
             "--gates requires a deployment or artifact, not a URL", where=what, hint="pass the deployment's name"

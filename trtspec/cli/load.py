@@ -135,21 +135,30 @@ NO_BASELINE = "no baseline: this server cannot disable speculation; pass a serve
 def bench_load(
     what: str, asked: LoadOptions, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, *, json: bool
 ) -> int:
-    """Run a load benchmark, show the results and return the exit code."""
+    """Run a load benchmark, show the results and return the exit code.
+
+    If the server's acceptance is simulated, the results are not saved, and no decision follows from them.
+    """
     from trtspec.bench.decision import artifact_facts, decide, evidence, load_facts
     from trtspec.bench.documents import save_document
-    from trtspec.cli.load_results import load_gate, show_gate, show_load
+    from trtspec.cli.load_results import load_gate, show_gate, show_load, show_mark
+    from trtspec.engine.simulated_acceptance import SIMULATED
 
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
+    is_simulated = SIMULATED in document
     verdict = decide(evidence(artifact_facts(root), load_facts(document["points"])))
-    document |= verdict.as_dict()
+    if not is_simulated:
+        document |= verdict.as_dict()
     gate = load_gate(document, asked.fail_below) if asked.fail_below is not None else None
     document["gate"] = gate.as_dict() if gate else None
-    if root and not document["ended_by"]:  # keep complete runs only
+    if root and not document["ended_by"] and not is_simulated:  # keep complete runs only
         save_document(root, document["kind"], document)
 
     def show() -> None:
-        print_line(verdict.text, verdict.style)
+        if is_simulated:
+            show_mark(document)
+        else:
+            print_line(verdict.text, verdict.style)
         show_load(document, what)
         show_gate(document["gate"])
 
@@ -170,6 +179,7 @@ def load_document(
     from trtspec.bench.load.sample import parse_slo
     from trtspec.bench.load.sweep import DRIVER, LoadPlan, measure, samples_file
     from trtspec.bench.sources import OTHER_PROMPTS, overlap
+    from trtspec.store.artifact import load_manifest
 
     served, deployed = resolve_server(what, asked.api, asked.model or "", asked.key_env)
     root = Path(deployed["artifact"]) if deployed else None
@@ -185,7 +195,8 @@ def load_document(
         note("random prompts generate realistic load, but their acceptance is not representative", "yellow")
     with samples_file(asked.samples_out) as samples, counter() as on_progress:
         swept = measure(plan, samples, on_progress)
-    document = build_document(swept, workload, slo, driver)
+    simulated = load_manifest(root).simulated_acceptance if root else ()
+    document = build_document(swept, workload, slo, driver, simulated)
     identity = {key: deployed.get(key, "") for key in ("name", "backend", "method", "manifest")}
     document["deployment"] = identity if deployed else None  # none for a plain URL
     if root and workload.source != "random" and (shared := overlap(root, (each.text for each in workload.prompts))):

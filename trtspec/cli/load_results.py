@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of load benchmarks: terminal output, gate, and comparison of two saved results."""
+"""Results of benchmarks: terminal output, gate, and comparison of two saved results of loads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from trtspec.core.errors import GateNotMet
 
 if TYPE_CHECKING:
     from trtspec.bench.load.comparison import LoadComparison, RatioGate
+    from trtspec.bench.speedup import BenchComparison
 
 
 Document = Mapping[str, Any]
@@ -24,6 +25,39 @@ BARS: dict[str, tuple[str, Callable[[Document], float]]] = {
     "output_tokens_per_s": ("tokens/s", lambda arm: arm["output_tokens_per_s"]),
     "mean_e2e_ms": ("mean e2e ms (shorter is faster)", lambda arm: arm["e2e_ms"]["mean"]),
 }
+
+
+def show_sides(comparison: BenchComparison, what: str) -> None:
+    """Show the speed and the acceptance of both sides as a table."""
+    sides = (
+        ("target alone", 1.0, comparison.baseline),
+        ("speculative", comparison.speedup.median, comparison.speculative),
+    )
+    rows = [
+        (
+            name,
+            f"{side.median:.0f}",
+            f"{speedup:.2f}x",
+            f"{side.stats.acceptance_rate:.3f}" if side.stats.drafted else "-",
+            f"{side.stats.mean_accepted_len:.2f}" if side.stats.drafted or name == "target alone" else "-",
+        )
+        for name, speedup, side in sides
+    ]
+    columns = ("", "tokens/s", "speed-up", "acceptance rate", "mean accepted length")
+    show_table(
+        f"{what}: {comparison.prompts} prompts, {comparison.max_tokens} tokens each", columns, rows, (1, 2, 3, 4)
+    )
+
+
+def show_mark(document: Document) -> None:
+    """Show the requested and the measured acceptance of a capacity test."""
+    found = document["simulated"]
+    measured = "unknown" if found["measured"] is None else f"{found['measured']:.2f}"
+    print_line(
+        f"SIMULATED acceptance: {found['mean_accepted_len']:.2f} tokens per step were requested, {measured} measured; "
+        "the texts are not the target's",
+        "yellow",
+    )
 
 
 def show_load(document: Document, what: str) -> None:

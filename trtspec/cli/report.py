@@ -23,8 +23,11 @@ def report(
         typer.Option("--results", metavar="FILE", help="Saved --json output of another command; repeatable."),
     ] = None,
     form: Annotated[
-        Literal["html", "markdown", "junit", "github"],
-        typer.Option("--format", help="Output format; markdown, junit and github are for CI jobs."),
+        Literal["html", "markdown", "junit", "github", "capacity"],
+        typer.Option(
+            "--format",
+            help="Output format; markdown, junit and github are for CI jobs, capacity is for capacity planners.",
+        ),
     ] = "html",
     json: Json = False,
 ) -> None:
@@ -33,10 +36,11 @@ def report(
     Contents: gates, acceptance, speed-up by load, memory, steps and digests. The HTML report is a single file without
     scripts or external resources. Saved results of bench, profile, baseline and train for the artifact or its target
     are found automatically; --results adds output of build, plan, baseline, profile, bench or train. Exits with 0 even
-    if a gate fails.
+    if a gate fails. The format capacity has the measured acceptance for Dynamo's planner and AISimulate.
 
     Example: trtspec report build/quickstart -o report.html
     """
+    from trtspec.report.capacity_planners import render_capacity
     from trtspec.report.evidence import gather, report_decision, verification_summary
     from trtspec.report.formats import render_annotations, render_junit, render_markdown, render_page
     from trtspec.report.sections import sections
@@ -48,6 +52,7 @@ def report(
         "markdown": render_markdown,
         "junit": render_junit,
         "github": render_annotations,
+        "capacity": render_capacity,
     }
     facts = gather(artifact, with_ or ())
     text = renderers[form](facts)

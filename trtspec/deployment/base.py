@@ -57,6 +57,7 @@ def deploy(
     if options.name is not None:
         DeploymentJournal(options.name)  # raises for an invalid name, before gates are measured
     artifact = load_artifact(root, options.manifest)
+    artifact.manifest.check_not_simulated(root)
     _check_free(options.name or artifact.recipe.name, target)
     if where.render is not None:
         if baseline:
@@ -85,6 +86,7 @@ def deploy(
 
 def serve(artifact: Artifact, target: str, options: DeployOptions) -> RunningDeployment:
     """Serve an artifact without evaluating its gates; a live deployment of its name is replaced in a rollout."""
+    artifact.manifest.check_not_simulated(artifact.root)
     where = find_target(target)
     with _os_errors_as_deploy_errors():
         journal = DeploymentJournal(options.name or artifact.recipe.name)
@@ -110,6 +112,7 @@ def render(root: Path, target: str, out: Path, options: DeployOptions) -> list[s
     """Write the files that serve an artifact on a target below `out` and return their paths; nothing is started."""
     check_renders(target, options)
     artifact = load_artifact(root, options.manifest)
+    artifact.manifest.check_not_simulated(root)
     return write_files(make_workload(artifact, options), target, root / REPOSITORY, out)
 
 

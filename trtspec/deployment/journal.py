@@ -42,6 +42,7 @@ from trtspec.core.ports import LOOPBACK
 from trtspec.core.processes import ProcessStat, all_processes, is_alive, process_argv, session_processes
 from trtspec.core.registry import did_you_mean
 from trtspec.deployment.options import client_host
+from trtspec.engine.simulated_acceptance import mark_method
 from trtspec.serving.triton.server import EXIT_TIMEOUT_S, ServerPorts
 
 SUPERVISOR = "trtspec.deployment.supervisor"
@@ -241,7 +242,7 @@ def staged_record(name: str, artifact: Artifact, **fields: Any) -> DeploymentRec
         artifact=str(artifact.root.absolute()),
         manifest=artifact.digest,
         backend=artifact.manifest.backend.name,
-        method=artifact.recipe.speculation.method,
+        method=mark_method(artifact.recipe.speculation.method, artifact.manifest.simulated_acceptance),
         **({"pid": 0, "started": None, "shm_prefix": ""} | fields),
     )
 

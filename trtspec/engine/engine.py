@@ -138,6 +138,8 @@ class Engine:
         atexit.unregister(self.close)
 
     def _check(self, request: EngineRequest) -> None:
+        if request.constraint is not None and self.settings.simulated_acceptance:
+            raise TrtspecError("guides cannot be used with simulated acceptance, which ignores them")
         check_request(request, self.settings.limits, self.vocab_size, self.tokenizer is not None)
         self.speculator.request_options(request)
 

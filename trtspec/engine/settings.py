@@ -34,7 +34,8 @@ class EngineSettings:
     `max_seq_len` limits prompt plus new tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the
     tokens of one prefill step and `max_queue_size` the number of waiting requests. `device` is "auto", "cpu" or "cuda";
     `dtype` is "auto", "float32", "bfloat16" or "float16". `kernels` are compiled verification libraries; the first that
-    works on this machine is used, otherwise torch. `keeps_texts` enables the prefix cache.
+    works on this machine is used, otherwise torch. `keeps_texts` enables the prefix cache. `simulated_acceptance`
+    forces the acceptance rate of each position (`simulated_acceptance.py`); it is empty in every deployment.
     """
 
     method: str = "none"
@@ -52,6 +53,7 @@ class EngineSettings:
     confidence: float = 0.0
     verify: str = "standard"
     keeps_texts: bool = True
+    simulated_acceptance: Sequence[float] = ()
 
     @classmethod
     def from_recipe(cls, recipe: ResolvedRecipe) -> EngineSettings:
@@ -82,7 +84,12 @@ class EngineSettings:
         """Return the settings as JSON, without `kernels`, whose paths depend on the machine, and `keeps_texts`."""
         document = asdict(replace(self, kernels=()))
         del document["kernels"], document["keeps_texts"]
-        usual = {"schedule": not self.schedule, "confidence": not self.confidence, "verify": self.verify == "standard"}
+        usual = {
+            "schedule": not self.schedule,
+            "confidence": not self.confidence,
+            "verify": self.verify == "standard",
+            "simulated_acceptance": not self.simulated_acceptance,
+        }
         for key in (key for key, is_usual in usual.items() if is_usual):
             del document[key]  # the cache keys of build steps contain this text
         return json.dumps(document, sort_keys=True)

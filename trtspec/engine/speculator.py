@@ -38,6 +38,7 @@ from trtspec.engine.prefill import PrefixCache, prefill
 from trtspec.engine.settings import EXTENDED_ROPE_KINDS, EngineSettings
 from trtspec.kernels.chain import VerifyResult
 from trtspec.kernels.sampling import SamplingParams
+from trtspec.kernels.simulated import SimulatedVerifier
 from trtspec.kernels.tree import Tree, TypicalAcceptance
 from trtspec.kernels.verifier import DraftVerifier, choose_verifier
 from trtspec.methods.base import DraftShape, LossyOptions, Method, Options, find_method
@@ -243,6 +244,8 @@ class Speculator:
         drafter = drafter_class(DrafterConfig(model, draft, room, options, draft_shape, settings.confidence))
         _check_pair(model, drafter, settings)
         verifier = choose_verifier(settings.kernels, device, dtype, block=settings.verify == "block")
+        if settings.simulated_acceptance:
+            verifier = SimulatedVerifier(verifier, settings.simulated_acceptance)
         return cls(model, drafter, verifier, draft_shape, method, options, settings)
 
     def request_options(self, request: EngineRequest) -> Options:

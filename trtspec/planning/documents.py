@@ -199,8 +199,14 @@ class MachineNoise(BaseModel):
     median_work_ms: Positive
 
 
+class SimulatedAcceptance(BaseModel):
+    """The forced acceptance rate of each position in a capacity test."""
+
+    acceptance_rates: Annotated[list[Share], Field(max_length=1000)]
+
+
 class LoadDocument(SavedDocument):
-    """Output of `bench --json` with --concurrency or --rate."""
+    """Output of `bench --json` with --concurrency or --rate; `simulated` is None unless acceptance was forced."""
 
     kind: Literal["load"]
     driver: Text
@@ -208,6 +214,7 @@ class LoadDocument(SavedDocument):
     noise: MachineNoise
     points: Annotated[list[LoadPoint], Field(min_length=1, max_length=1000)]
     warnings: Annotated[list[Text], Field(max_length=1000)] = []
+    simulated: SimulatedAcceptance | None = None
 
 
 class PlanStep(BaseModel):
@@ -280,7 +287,10 @@ class BatchSpeedup(BaseModel):
 
 
 class ProfiledCandidate(BaseModel):
-    """Measured acceptance and expected speed-ups of one profiled method or draft."""
+    """Measured acceptance and expected speed-ups of one profiled method or draft.
+
+    `mean_accepted_lens` and `by_positions` are by draft length; documents of earlier versions lack them.
+    """
 
     method: Text
     draft: Text | None
@@ -291,6 +301,8 @@ class ProfiledCandidate(BaseModel):
     by_kind: Annotated[list[KindStats], Field(max_length=1000)]
     best: Annotated[list[BatchSpeedup], Field(max_length=64)]
     speedups: Annotated[list[BatchSpeedup], Field(max_length=10_000)]
+    mean_accepted_lens: Annotated[dict[Text, Positive], Field(max_length=64)] = {}
+    by_positions: Annotated[dict[Text, Annotated[list[Share], Field(max_length=64)]], Field(max_length=64)] = {}
 
     @property
     def name(self) -> str:

@@ -24,6 +24,7 @@ from trtspec.bench.decision import (
     verification_facts,
 )
 from trtspec.bench.documents import (
+    check_measured,
     list_documents,
     mismatch_reason,
     read_untrusted_report,
@@ -142,6 +143,7 @@ def gather(root: Path, others: Sequence[Path]) -> ReportInputs:
 def _read(path: Path) -> tuple[str, dict[str, Any], BaseModel, str]:
     """Return the kind of a document, its plain values, the validated model and its SHA-256."""
     values, data = read_values(path, KNOWN)
+    check_measured(values, path)
     key = next((key for key in DOCUMENT_KINDS if key in values), None)
     if key is None:
         raise TrtspecError("unsupported document", where=str(path), hint=KNOWN)

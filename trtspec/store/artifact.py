@@ -21,10 +21,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trtspec.core.diagnostics import quote_value, simplify_pydantic_message
-from trtspec.core.errors import DigestMismatch, StepError, TrtspecError, os_error_remedy
+from trtspec.core.errors import DigestMismatch, StepError, TrtspecError, VerificationFailed, os_error_remedy
 from trtspec.core.files import (
     create_file,
     describe_read_error,
@@ -48,6 +48,8 @@ from trtspec.store.file_records import FileRecord, Sha256
 SCHEMA = "trtspec.manifest/3"
 MAX_BYTES = 16 << 20
 BUILD_AGAIN = "build the artifact again"
+SIMULATED = "the acceptance of drafts is simulated, so its texts are not its target's"
+DEPLOY_REAL = "it is the temporary artifact of a capacity test; deploy the artifact that it was made from"
 
 
 def _not_itself(record: FileRecord) -> FileRecord:
@@ -93,7 +95,8 @@ class Manifest(_Record):
 
     It contains no time and no location: recipe paths are reduced to names. `memory` is empty in manifests of earlier
     versions. `target_key` is equal for artifacts whose converted targets differ at most in an embedded draft head, and
-    empty if nothing is converted.
+    empty if nothing is converted. `simulated_acceptance` is empty except in the temporary artifacts of capacity tests,
+    which have the forced acceptance rate of each position of a draft.
     """
 
     recipe: ResolvedRecipe
@@ -104,12 +107,19 @@ class Manifest(_Record):
     backend: BackendRecord
     memory: tuple[DeviceMemory, ...] = ()
     target_key: Sha256 | Literal[""] = ""
+    simulated_acceptance: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
 
     def render(self) -> bytes:
         """Return the content of manifest.json, with the schema first and a digest of the preceding text last."""
-        return dump_checksummed_text(
-            {"schema": SCHEMA, **self.model_dump(mode="json"), "recipe": self.recipe.as_dict()}
-        )
+        document = self.model_dump(mode="json")
+        if not self.simulated_acceptance:
+            del document["simulated_acceptance"]
+        return dump_checksummed_text({"schema": SCHEMA, **document, "recipe": self.recipe.as_dict()})
+
+    def check_not_simulated(self, where: Path) -> None:
+        """Raise VerificationFailed if drafts are accepted by simulation; `where` is the artifact's directory."""
+        if self.simulated_acceptance:
+            raise VerificationFailed(SIMULATED, where=str(where), hint=DEPLOY_REAL)
 
 
 @dataclass(frozen=True)

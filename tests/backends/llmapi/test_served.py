@@ -182,3 +182,15 @@ def test_unsupported_llm_argument_prevents_loading_the_model(tmp_path: Path) -> 
         serving(tmp_path, root / "model_repository", environment={"TRTLLM_DOUBLE": TRTLLM}),
     ):
         pass
+
+
+def test_queue_of_tensorrt_llm_is_read_if_its_statistics_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", make_pb_utils())
+    model = importlib.import_module("trtspec.backends.llmapi.served_model").TritonPythonModel()
+    sys.modules.pop("trtspec.backends.llmapi.served_model")  # imports the stub of this test
+    iterations = [[{"numQueuedRequests": 5}, {"numQueuedRequests": 2}], [], [{"numQueuedRequests": 0}]]
+    model.llm = SimpleNamespace(get_stats=lambda timeout: iterations.pop(0))
+    model.reports_queue, model.queued = False, 0
+    assert model.engine_queue() is None
+    model.reports_queue = True
+    assert [model.engine_queue() for _ in range(3)] == [2, 2, 0]

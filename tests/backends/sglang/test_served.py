@@ -6,16 +6,20 @@ Covers the specifics of this engine: arguments, sampling, rejected requests and 
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
+from tests.serving.triton.fakes import make_pb_utils
 from tests.serving.triton.serving import DOUBLES, Served, serving
 from tests.serving.triton.streams import generate_stream
 from trtspec.backends.common.steps import token_models
@@ -154,3 +158,17 @@ def test_unsupported_engine_argument_prevents_loading_the_model(tmp_path: Path) 
         serving(tmp_path, root / "model_repository"),
     ):
         pass
+
+
+def test_queue_of_sglang_is_read_from_its_load_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", make_pb_utils())
+    model = importlib.import_module("trtspec.backends.sglang.served_model").TritonPythonModel()
+    sys.modules.pop("trtspec.backends.sglang.served_model")  # imports the stub of this test
+    loads = [SimpleNamespace(num_waiting_reqs=2), SimpleNamespace(num_waiting_reqs=3)]
+    manager = SimpleNamespace(load_snapshot_reader=SimpleNamespace(read_all=lambda: loads))
+    model.engine = SimpleNamespace(tokenizer_manager=manager)
+    assert model.engine_queue() == 5
+    loads.clear()  # no scheduler has reported yet
+    assert model.engine_queue() is None
+    model.engine = SimpleNamespace(tokenizer_manager=SimpleNamespace())  # an earlier version
+    assert model.engine_queue() is None

@@ -66,3 +66,14 @@ def test_bls_model_exports_every_metric() -> None:
 def test_documented_alerts_match_the_rules() -> None:
     alerts = {rule["alert"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule}
     assert set(re.findall(r"^\| `(Trtspec\w+)`", PAGE, re.MULTILINE)) == alerts
+
+
+@pytest.mark.parametrize("backend", ["llmapi", "sglang", "edge_llm", "vllm"])
+@pytest.mark.parametrize("alert", ["TrtspecNoTokens", "TrtspecQueueGrowing"])
+def test_alerts_on_load_use_metrics_that_the_backend_exports(backend: str, alert: str) -> None:
+    """An alert without data never fires, and nobody notices."""
+    found = [rule for group in rules()["groups"] for rule in group["rules"] if rule.get("alert") == alert]
+    (expression,) = [rule["expr"] for rule in found]
+    used = set(re.findall(r"trtspec_\w+", expression))
+    assert used
+    assert used <= listed(backend)

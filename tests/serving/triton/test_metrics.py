@@ -104,6 +104,35 @@ def test_requests_beyond_the_slots_of_an_engine_are_waiting(args, pb_utils) -> N
     metrics.close()
 
 
+def test_requests_in_the_queue_of_the_engine_are_waiting(args, pb_utils) -> None:
+    queue = [3]
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES, slots=4, engine_queue=lambda: queue[0])
+    for _ in range(6):
+        metrics.text().handed_over()
+    assert metrics._counted() == (3, 3)  # one of the four slots waits, for example for memory
+    queue[0] = 0
+    assert metrics._counted() == (4, 2)
+    queue[0] = 9  # more than are open, because some have just left
+    assert metrics._counted() == (0, 6)
+    metrics.close()
+
+
+def test_queue_of_an_engine_that_cannot_be_read_is_logged_once(args, pb_utils) -> None:
+    calls = []
+
+    def fail() -> int:
+        calls.append(1)
+        raise AttributeError("no such queue")
+
+    metrics = EngineMetrics(pb_utils, args, known.FAMILIES, slots=1, engine_queue=fail)
+    for _ in range(3):
+        metrics.text().handed_over()
+    assert [metrics._counted() for _ in range(3)] == [(1, 2)] * 3
+    metrics.close()
+    assert len(calls) == 1
+    assert "the engine's queue cannot be read: AttributeError: no such queue" in pb_utils.logged
+
+
 def test_fallbacks_and_breaker_state_are_exported(args, pb_utils) -> None:
     metrics = EngineMetrics(pb_utils, args, known.FAMILIES)
     metrics.breaker(is_open=True)

@@ -7,6 +7,8 @@ the same arguments (NVIDIA/TensorRT-LLM:tensorrt_llm/commands/serve.py@v1.2.1, -
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -18,6 +20,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml
 from trtspec.backends.llmapi.installed import validate_installed
 from trtspec.backends.serving import ServingHooks, StandaloneServer, load_absolute, require_package
+from trtspec.core.errors import DeployError
 from trtspec.serving.triton.names import TARGET
 from trtspec.store.artifact import Manifest
 from trtspec.store.files import FileReader
@@ -29,6 +32,10 @@ FILE = "llm.yaml"
 # First minor version with --served_model_name, with underscores as in all options of trtllm-serve
 # (NVIDIA/TensorRT-LLM:tensorrt_llm/commands/serve.py). In earlier versions the name is the last part of the path.
 NAMES_MODELS = (1, 3)
+# Forced acceptance: tensorrt_llm/_torch/speculative/interface.py. Versions before 1.3 parse an integer, and so does the
+# sampler of drafters outside the target's engine (get_force_num_accepted_tokens); fractions are of pull 13569.
+FORCE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
+TAKES_FRACTIONS, WHOLE_NUMBERS = (1, 3), ("NGram",)
 
 
 def check_installed(artifact: Path, manifest: Manifest) -> None:
@@ -49,6 +56,19 @@ def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
     )
 
 
+def simulate(server: StandaloneServer, rates: Sequence[float], version: str) -> StandaloneServer:
+    """Return the server with forced acceptance; TensorRT-LLM takes only the mean, without the target's own token.
+
+    Raises DeployError for a fraction that the version or its decoding type does not read.
+    """
+    accepted = sum(rates)
+    kind = yaml.safe_load(server.files[FILE])["speculative_config"]["decoding_type"]
+    if accepted != int(accepted) and (minor_version(version) < TAKES_FRACTIONS or kind in WHOLE_NUMBERS):
+        hint = "use a whole mean accepted length, such as 2 or 3"
+        raise DeployError(f"TensorRT-LLM {version} forces whole numbers of tokens with {kind}", hint=hint)
+    return replace(server, environment={FORCE: f"{accepted:.6g}"})
+
+
 def requirements(version: str) -> tuple[str, ...]:
     """Return the pip requirements for versions that no Triton image contains, which are all versions from 1.3 on."""
     return () if container_images(version) else (f"{PACKAGE}=={version}",)
@@ -67,6 +87,7 @@ def serving() -> ServingHooks:
         requirements=requirements,
         system_packages=system_packages,
         alone=alone,
+        simulate=simulate,
     )
 
 

@@ -7,6 +7,7 @@ matched in this model.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from trtspec.serving.triton.python_models.async_engine_model import (
 )
 from trtspec.serving.triton.python_models.tensors import Settings
 
+STATS = "TRTSPEC_LLMAPI_STATS"  # "1" makes LLM report its queue, which makes its iterations slightly slower
+STATS_S = 0.1  # maximum wait for statistics
 DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
 
 
@@ -43,10 +46,24 @@ class TritonPythonModel(AsyncEngineModel):
         # versions up to 1.2 need TensorRT-LLM's own function to construct the sections
         arguments = read_arguments(root, version, settings)
         self.drafts = "speculative_config" in arguments
+        self.reports_queue, self.queued = os.environ.get(STATS) == "1", 0
+        if self.reports_queue:
+            arguments["enable_iter_perf_stats"] = True
         self.llm = LLM(**update_llm_args_with_extra_dict({}, arguments))
 
     def end_engine(self) -> None:
         self.llm.shutdown()
+
+    def engine_queue(self) -> int | None:
+        """Return `numQueuedRequests` of the latest iteration, or None if statistics are off.
+
+        Without a new iteration, the earlier number is still valid.
+        """
+        if not self.reports_queue:
+            return None
+        for iteration in self.llm.get_stats(timeout=STATS_S):
+            self.queued = int(iteration["numQueuedRequests"])
+        return self.queued
 
     def check(self, asked: EngineRequest) -> None:
         if self.greedy_only and not asked.sampling.greedy:

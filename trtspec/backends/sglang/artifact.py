@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trtspec.backends.base import ArtifactPlan
@@ -19,6 +21,7 @@ from trtspec.backends.serving import ServingHooks, StandaloneServer, command_opt
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
 from trtspec.core.errors import DeployError
 from trtspec.core.installation import installed_version
+from trtspec.engine.simulated_acceptance import mean_accepted_len
 from trtspec.serving.triton.names import TARGET
 from trtspec.store.artifact import Manifest
 from trtspec.store.files import FileReader
@@ -26,6 +29,8 @@ from trtspec.store.files import FileReader
 MODELS = Path(__file__).with_name("models")
 ENGINE_JSON = Path(TARGET, "1", "engine.json")
 PACKAGE = "sglang"
+# Variables: python/sglang/srt/environ.py; their effect: speculative/eagle_utils.py (eagle_sample), both @v0.5.23.
+TOP_K_1 = "--speculative-eagle-topk=1"
 TOKENS_ALONE = "skip_tokenizer_init"  # set for Triton, whose models tokenize; a standalone engine tokenizes itself
 
 
@@ -49,12 +54,24 @@ def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
     )
 
 
+def simulate(server: StandaloneServer, rates: Sequence[float], version: str) -> StandaloneServer:
+    """Return the server with forced acceptance; SGLang takes only the mean, and real draft tokens only in chains."""
+    is_chain = TOP_K_1 in server.serve
+    forced = {
+        "SGLANG_SIMULATE_ACC_LEN": f"{mean_accepted_len(rates):.6g}",
+        "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+        "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token" if is_chain else "fixed",
+    }
+    return replace(server, environment=forced)
+
+
 def serving() -> ServingHooks:
     return ServingHooks(
         check_machine=check_installed,
         models=MODELS,
         requirements=lambda version: (f"{PACKAGE}=={version}",),
         alone=alone,
+        simulate=simulate,
     )
 
 

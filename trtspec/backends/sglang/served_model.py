@@ -43,6 +43,16 @@ class TritonPythonModel(AsyncEngineModel):
     def end_engine(self) -> None:
         self.engine.shutdown()
 
+    def engine_queue(self) -> int | None:
+        """Return the waiting requests of all schedulers, from the shared memory that /v1/loads reads.
+
+        Source: sgl-project/sglang:python/sglang/srt/managers/tokenizer_control_mixin.py@v0.5.23 (get_loads). None for
+        versions without it.
+        """
+        reader = getattr(self.engine.tokenizer_manager, "load_snapshot_reader", None)
+        loads = reader.read_all() if reader else []
+        return sum(load.num_waiting_reqs for load in loads) if loads else None
+
     async def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
         """Yield updates as text becomes available; only the last one has a finish reason."""
         updates: list[Update] = []

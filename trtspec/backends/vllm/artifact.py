@@ -11,7 +11,8 @@ returns the commands that start `vllm serve` or Dynamo's worker with the same ar
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from trtspec.backends.serving import (
 )
 from trtspec.backends.vllm import find_vllm
 from trtspec.backends.vllm.arguments import model_json
-from trtspec.backends.vllm.versions import releases
+from trtspec.backends.vllm.versions import having, releases
+from trtspec.core.errors import DeployError
 from trtspec.serving.triton.repository_writer import CONFIG, ServingSettings
 from trtspec.store.artifact_paths import TOKENIZER, from_model
 from trtspec.store.files import FileReader
@@ -40,6 +42,7 @@ MODELS, NAMES = Path(__file__).with_name("models"), ("ensemble", "sampling_param
 UNBATCHED = ServingSettings(max_batch_size=0)
 FP32, INT32 = 11, 8  # of Triton's DataType
 COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_draft_tokens": INT32}
+SPECULATION, RATES = "--speculative-config=", "synthetic_acceptance_rates"  # fields: config/speculative.py@v0.33.0
 RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parallelism_scaling.md@v0.33.0
 
 
@@ -52,6 +55,18 @@ def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
         serve=("vllm", "serve", model, *arguments),
         arguments=(f"--model={model}", *arguments),
     )
+
+
+def simulate(server: StandaloneServer, rates: Sequence[float], version: str) -> StandaloneServer:
+    """Return the server with forced acceptance, which vLLM calls synthetic rejection sampling."""
+    if RATES not in releases()[version].fields:
+        hint = having(lambda release: RATES in release.fields)
+        raise DeployError(f"vLLM {version} does not simulate acceptance by position", hint=hint)
+    at = next(number for number, word in enumerate(server.serve) if word.startswith(SPECULATION))
+    forced = {"rejection_sample_method": "synthetic", RATES: [*rates]}
+    document = json.loads(server.serve[at].removeprefix(SPECULATION)) | forced
+    (option,) = command_options({"speculative_config": document})
+    return replace(server, serve=(*server.serve[:at], option, *server.serve[at + 1 :]))
 
 
 def stage(repository: Path, out: Path, artifact: str) -> None:
@@ -99,6 +114,7 @@ def serving() -> ServingHooks:
         # for the fallback backend
         requirements=lambda version: () if _images(version) else (f"vllm=={version}",),
         alone=alone,
+        simulate=simulate,
         nodes=MultiNode(f"{RAY} --head --port=6379", f'{RAY} --block --address="$LWS_LEADER_ADDRESS:6379"'),
     )
 

@@ -114,6 +114,8 @@ def _differences(a: LoadDocument, b: LoadDocument, pairs: list[tuple[LoadPoint, 
     if a.workload.sha256 != b.workload.sha256:
         sources = {a.workload.source, b.workload.source}
         yield f"prompts, lengths or seeds differ ({' and '.join(sorted(sources))})"
+    if a.simulated != b.simulated:
+        yield "their simulated acceptance differs"
     if not pairs:
         yield "they do not share a load"
     for ours, theirs in pairs:

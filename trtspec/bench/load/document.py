@@ -18,12 +18,13 @@ from itertools import zip_longest
 from typing import Any
 
 from trtspec.bench.load.arrivals import THROUGHPUT
-from trtspec.bench.load.client import Counters
+from trtspec.bench.load.client import SERVED, Counters
 from trtspec.bench.load.intervals import ratio_of_rounds
 from trtspec.bench.load.rounds import LoadWorkload, Round
 from trtspec.bench.load.sample import MS, RequestSample, Slo
 from trtspec.bench.load.sweep import NOISY, Point, SweepResult, summarize_noise
 from trtspec.core.installation import __version__
+from trtspec.engine.simulated_acceptance import describe_simulation
 
 PERCENTILES = (50, 90, 95, 99)
 MOST_ERRORS = 5  # distinct errors to list
@@ -190,10 +191,17 @@ def _arm_warnings(arm: Mapping[str, Any], load: Mapping[str, Any]) -> Iterator[s
 
 
 def build_document(
-    swept: SweepResult, workload: LoadWorkload, slo: Slo | None, driver: str = "trtspec"
+    swept: SweepResult,
+    workload: LoadWorkload,
+    slo: Slo | None,
+    driver: str = "trtspec",
+    simulated: Sequence[float] = (),
 ) -> dict[str, Any]:
+    """Return the document of a load test; texts are not compared if acceptance was `simulated` with some rates."""
     points = swept.points
-    found = [_point(point, slo) for point in points]
+    found = [_point(point, slo, compares_texts=not simulated) for point in points]
+    lengths = [point["arms"][SERVED]["mean_accepted_len"] for point in found]
+    mean = statistics.fmean(lengths) if lengths and None not in lengths else None
     noise = summarize_noise([each for point in points for each in point.work_ms])
     ended = [f"the sweep ended early: {swept.ended_by}"] if swept.ended_by else []
     return {
@@ -214,10 +222,11 @@ def build_document(
         "crossover": find_crossover(points),
         "ended_by": swept.ended_by or None,
         "warnings": [*ended, *collect_warnings(found, noise)],
+        **(describe_simulation(simulated, mean) if simulated else {}),
     }
 
 
-def _point(point: Point, slo: Slo | None) -> dict[str, Any]:
+def _point(point: Point, slo: Slo | None, *, compares_texts: bool) -> dict[str, Any]:
     arms = {name: summarize_arm(rounds, point.counters[name], slo) for name, rounds in point.rounds.items()}
     speedup, unfit = point.speedup, point.unfit
     ratios = {} if unfit else {name: point.ratios(metric) for name, metric in COMPARED.items()}
@@ -232,7 +241,7 @@ def _point(point: Point, slo: Slo | None) -> dict[str, Any]:
         "outlier_rounds": find_outliers(point.speedups()),
         "served_to_baseline": {name: ratio_of_rounds(each).as_dict() for name, each in ratios.items() if each},
         "speedup_by_kind": {} if unfit else category_speedups(point.pairs),
-        "identical_texts": _identical(point),
+        "identical_texts": _identical(point) if compares_texts else None,
     }
 
 

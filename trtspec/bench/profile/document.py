@@ -164,4 +164,7 @@ def _method(measured: CandidateMeasurements, batch: int) -> dict[str, Any]:
         "mean_accepted_lens": {
             str(length): round(each.token_weighted.value, 3) for length, each in measured.acceptance.items()
         },
+        "by_positions": {
+            str(length): [round(rate, 4) for rate in each.by_position] for length, each in measured.acceptance.items()
+        },
     }

@@ -32,6 +32,7 @@ from trtspec.deployment.rollout.state import (
     take_command,
     write_rollout,
 )
+from trtspec.engine.simulated_acceptance import SIMULATED
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.serving.triton.server import EXIT_TIMEOUT_S
 from trtspec.store.artifact import Artifact, load_artifact
@@ -88,7 +89,14 @@ def _run_rollout(
     before: int = 0,
     source: str = "",
 ) -> RolloutResult:
-    """Stage a revision and follow its rollout; retry with other ports if another process takes one."""
+    """Stage a revision and follow its rollout; retry with other ports if another process takes one.
+
+    Raises VerificationFailed or DeployError if one of the two revisions accepts drafts by simulation.
+    """
+    artifact.manifest.check_not_simulated(artifact.root)
+    if SIMULATED in record.method:
+        hint = "wait until the test has ended, or choose another name with --name"
+        raise DeployError(f"{record.name!r} is a capacity test with simulated acceptance", hint=hint)
     for tries_left in reversed(range(PORT_TRIES)):
         with reserved_ports(journal, _server_options(options), PORTS[:3]) as ports:
             rollout = _stage_rollout(journal, record, artifact, options, ports, before=before, source=source)

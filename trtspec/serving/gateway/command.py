@@ -15,6 +15,7 @@ from pathlib import Path
 from trtspec.core.files import replace_file
 from trtspec.core.hashing import file_sha256
 from trtspec.core.ports import LOOPBACK
+from trtspec.engine.simulated_acceptance import SIMULATED
 from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
 from trtspec.serving.triton.names import BLS, ENSEMBLE, PREPROCESSING, TARGET
 from trtspec.serving.triton.nvidia_compat import NVIDIA, PARAMETER
@@ -44,6 +45,7 @@ def gateway_config(
     recipe = manifest.recipe
     serving = recipe.serving
     repository = artifact / REPOSITORY
+    mark = SIMULATED if manifest.simulated_acceptance else "trtspec"
     by_steps = _parameter(repository / BLS, "draft_method", "none") != "none"
     text_level = by_steps or not (repository / TARGET).is_dir()
     return GatewayConfig(
@@ -60,7 +62,7 @@ def gateway_config(
         vocab_size=int(_parameter(repository / BLS, "vocab_size", "0")),
         stop_ids=_stop_ids(repository, artifact / TOKENIZER),
         keys_file=keys_file,
-        fingerprint=f"trtspec-{file_sha256(artifact / MANIFEST)[:16]}",
+        fingerprint=f"{mark}-{file_sha256(artifact / MANIFEST)[:16]}",
         same_text=same_text(manifest),
         routes_file=routes_file,
         limits=GatewayLimits(

@@ -71,6 +71,10 @@ class AsyncEngineModel:
         """
         raise NotImplementedError
 
+    def engine_queue(self) -> int | None:
+        """Return the number of requests in the engine's own queue, or None if it does not report it."""
+        return None
+
     def check(self, asked: EngineRequest) -> None:
         """Raise TrtspecError for a request that is within the limits but not supported by the engine."""
 
@@ -85,7 +89,6 @@ class AsyncEngineModel:
             os.environ.update(dict.fromkeys(self.GPU_VARIABLES, gpus))
         self.lock = threading.Lock()
         self.shutdown = DrainWatcher(args["model_repository"])
-        self.metrics = EngineMetrics(pb_utils, args, self.METRICS, slots=settings.max_batch_size)
         self.channels = TokenChannels(pb_utils, self.lock, self.shutdown)
         self.is_flushing = False
         self.room = RequestLimit(settings.max_batch_size, settings.max_queue_size)
@@ -93,6 +96,8 @@ class AsyncEngineModel:
         self.thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self.thread.start()
         self.start_engine(Path(args["model_repository"]), int(args["model_version"]), settings)
+        slots = settings.max_batch_size
+        self.metrics = EngineMetrics(pb_utils, args, self.METRICS, slots=slots, engine_queue=self.engine_queue)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         texts = [request for request in requests if not (self.decoupled and self.channels.opens(request))]

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import Stats, Update
+from trtspec.engine.simulated_acceptance import mark_method
 
 Kind = Literal["counter", "gauge", "histogram"]
 REPORTS: dict[Kind, str] = {"counter": "increment", "gauge": "set", "histogram": "observe"}  # methods of Triton's API
@@ -192,7 +193,9 @@ class EngineMetrics:
 
     `occupancy` returns the numbers of running and waiting requests; by default they are derived from the open requests.
     `slots` is the maximum number of requests that the engine runs at once, for an engine that accepts more and does not
-    report which of them wait. If Triton does not accept metrics, the model logs that once and serves without them.
+    report which of them wait. `engine_queue` returns the length of the engine's own queue, or None if it is unknown:
+    requests within the slots may wait there, for example for memory. If Triton does not accept metrics, the model logs
+    that once and serves without them.
     """
 
     def __init__(
@@ -202,10 +205,11 @@ class EngineMetrics:
         families: Collection[MetricSpec],
         occupancy: Occupancy | None = None,
         slots: int | None = None,
+        engine_queue: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._log = pb_utils.Logger
         self._occupancy = occupancy or self._counted
-        self._slots = slots
+        self._slots, self._engine_queue = slots, engine_queue
         self._sums: Counter[tuple[MetricSpec, str]] = Counter()
         self._open: set[RequestMetrics] = set()
         self._ended: list[RequestMetrics] = []
@@ -268,10 +272,21 @@ class EngineMetrics:
         exported.report(BREAKER, int(self._breaker_open))
 
     def _counted(self) -> tuple[int, int]:
+        queued = self._queued()
         with self._lock:
-            running = sum(text.has_started for text in self._open)
-            running = running if self._slots is None else min(running, self._slots)
+            started = sum(text.has_started for text in self._open)
+            running = started if self._slots is None else min(started, self._slots)
+            running = min(running, max(0, started - queued))
             return running, len(self._open) - running
+
+    def _queued(self) -> int:
+        """Return the length of the engine's queue, 0 if it is unknown; an engine that fails is not read again."""
+        try:
+            return self._engine_queue() or 0
+        except Exception as error:
+            self._engine_queue = lambda: None
+            self._log.log_warn(f"the engine's queue cannot be read: {type(error).__name__}: {error}")
+            return 0
 
     def _end(self, text: RequestMetrics) -> None:
         with self._lock:
@@ -330,9 +345,13 @@ class TritonMetrics:
 
 
 def artifact_method(args: Mapping[str, str]) -> str:
-    """Return the speculation method of the artifact that contains a model; "unknown" without an artifact."""
+    """Return the speculation method of the artifact that contains a model; "unknown" without an artifact.
+
+    If the artifact's acceptance is simulated, the method is marked.
+    """
     try:
         manifest = json.loads((Path(args["model_repository"]).parents[1] / "manifest.json").read_bytes())
-        return str(manifest["recipe"]["speculation"]["method"])
+        method = str(manifest["recipe"]["speculation"]["method"])
+        return mark_method(method, manifest.get("simulated_acceptance", ()))
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return "unknown"
