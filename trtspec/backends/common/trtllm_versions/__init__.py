@@ -130,6 +130,7 @@ class ApiSpec:
         counts: meaning of a schedule's keys: "from" or "up_to" that number of requests.
         threshold: fields for a minimum acceptance rate and its window.
         since: the first version with a field that the first candidates of the minor version lack.
+        until: the first version without a field that the candidates before it have.
     """
 
     draft_key: str
@@ -140,12 +141,14 @@ class ApiSpec:
     counts: Literal["", "from", "up_to"] = ""
     threshold: tuple[str, ...] = ()
     since: Mapping[str, str] = field(default_factory=dict)
+    until: Mapping[str, str] = field(default_factory=dict)
 
     def fields(self, method: str, version: str) -> tuple[str, ...]:
         """Return the fields of a method that exist in a version."""
         key = version_key(version)
         later = {name for name, first in self.since.items() if key and key < (version_key(first) or key)}
-        return tuple(name for name in self.methods[method].fields if name not in later)
+        gone = {name for name, first in self.until.items() if key and key >= (version_key(first) or key)}
+        return tuple(name for name in self.methods[method].fields if name not in later | gone)
 
     def takes(self, method: str, architecture: str) -> bool:
         """Return whether a method can draft for a target class."""
