@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +124,36 @@ def test_version_between_recorded_ones_must_satisfy_both() -> None:
     assert document_problems({}, "2.0.0") == ["no fields are recorded for 2.0.0"]
     added = {"speculative_config": {"decoding_type": "SA", "moe_backend": "AUTO"}}
     assert document_problems(added, "1.3.0rc28") == ["speculative_config.moe_backend: no such field (1.3.0rc27)"]
+
+
+FIELDS_OF_DOUBLE = """
+import json
+from pydantic import BaseModel
+from tensorrt_llm.llmapi import llm_args
+found = {}
+for name, each in vars(llm_args).items():
+    if name.endswith("DecodingConfig") and name[:-14]:
+        kind = each.model_fields.get("decoding_type")
+        found[kind.default if kind else name[:-14]] = [*each.model_fields]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "1.1.0", "1.2.1", "1.3.0rc27", "1.4.0rc1"])
+def test_double_has_only_published_fields(version: str) -> None:
+    path = Path(__file__).parents[2] / "doubles" / "tensorrt_llm_api"
+    ran = subprocess.run(
+        [sys.executable, "-c", FIELDS_OF_DOUBLE],
+        env={**os.environ, "PYTHONPATH": str(path), "TRTLLM_DOUBLE": version},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    double = {name: {*fields} - {TYPE} for name, fields in json.loads(ran.stdout).items() if name != "Medusa"}
+    published = {name: {*fields} for name, fields in published_releases()[version].types().items()}
+    assert double.keys() == published.keys()
+    assert {name: fields - published[name] for name, fields in double.items() if fields - published[name]} == {}
 
 
 def test_every_recorded_release_has_a_public_source() -> None:
