@@ -93,7 +93,8 @@ def write(result: Review, *, reviewed: bool) -> str:
     for read in result.reads:
         if read.version not in held:
             table.facts[read.version] = {fact: read.facts[fact] for fact in next(iter(table.facts.values()))}
-            table.sources[read.version] = {"wheel": read.wheel, "sha256": read.sha256}
+            dated = {"released": read.released} if read.released else {}
+            table.sources[read.version] = {"wheel": read.wheel, "sha256": read.sha256, **dated}
             added.append(read.version)
     if added:
         path.write_text(table.render(), encoding="utf-8")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ Documents = dict[str, dict[str, Any]]
 class ReadRelease:
     """The facts and the schema of one release, from the `members` of a wheel or other sources.
 
-    `cost` is what was fetched of it, or where it was read.
+    `cost` is what was fetched of it, or where it was read. `released` is its date on the index, "" if unknown.
     """
 
     version: str
@@ -35,6 +35,7 @@ class ReadRelease:
     sha256: str
     members: tuple[str, ...]
     cost: str
+    released: str = ""
 
 
 @dataclass
@@ -149,7 +150,7 @@ def _read(engine: Engine, file: IndexFile, index: Index) -> ReadRelease:
     wheel = open_remote(file, index.fetcher)
     members = engine.members(wheel.names())
     wheel.prefetch(members)
-    return read_sources(engine, wheel)
+    return replace(read_sources(engine, wheel), released=file.released)
 
 
 def read_sources(engine: Engine, wheel: Sources) -> ReadRelease:

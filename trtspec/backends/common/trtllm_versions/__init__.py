@@ -86,10 +86,12 @@ class BuildOption:
 class TrtllmRelease:
     """A TensorRT-LLM release; `triton` are the tags (such as 26.07) of the containers that include it, oldest first.
 
-    `tensorrt`, `cuda` and `driver` are the versions in the newest of these containers, "" without one.
+    `tensorrt`, `cuda` and `driver` are the versions in the newest of these containers, "" without one. `released` is the
+    date of its first file on PyPI, "" if it has none there.
     """
 
     version: str
+    released: str = ""
     triton: tuple[str, ...] = ()
     tensorrt: str = ""
     cuda: str = ""
@@ -237,7 +239,7 @@ def _load(minor: str) -> VersionSpec:
     return VersionSpec(
         minor=minor,
         sources=tuple(data["sources"]),
-        releases=tuple(_release(version) for version in data["releases"]),
+        releases=tuple(_release(version, data["released"].get(version, "")) for version in data["releases"]),
         api=_api(**data["api"]),
         options={name: _option(name, **option) for name, option in data.get("options", {}).items()},
         modes=data.get("modes", {}),
@@ -260,9 +262,9 @@ def _with_tuples(facts: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
 
 
-def _release(version: str) -> TrtllmRelease:
+def _release(version: str, released: str) -> TrtllmRelease:
     shipping = [container for container in containers() if container.release == version]
     if not shipping:
-        return TrtllmRelease(version)
+        return TrtllmRelease(version, released)
     newest, tags = shipping[-1], tuple(container.tag for container in shipping)
-    return TrtllmRelease(version, tags, newest.tensorrt, newest.cuda, newest.driver)
+    return TrtllmRelease(version, released, tags, newest.tensorrt, newest.cuda, newest.driver)
