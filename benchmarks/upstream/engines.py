@@ -41,6 +41,7 @@ class Engine:
         gpu: a GPU for which recipes are planned.
         published: the recorded releases of an engine without wheels.
         version_file: the file with `__version__` in the engine's sources.
+        reviewed: names that were read and stay out of the data; they are no difference.
     """
 
     packages: tuple[str, ...]
@@ -55,6 +56,7 @@ class Engine:
     gpu: str = "h200"
     published: Callable[[], Mapping[str, PublishedRelease]] | None = None
     version_file: str = ""
+    reviewed: frozenset[str] = frozenset()
 
     def table(self) -> Table | None:
         """Return the content of the data file."""
@@ -119,6 +121,12 @@ def _known_tensorrt_llm() -> dict[str, Facts]:
     return found
 
 
+# Edge-LLM's methods that trtspec does not have, and decoders that are only parts of multimodal checkpoints.
+EDGE_LLM_REVIEWED = frozenset({
+    "gemma4_mtp", "jetspec", "gemma4_assistant", "gemma4_text", "gemma4_unified_assistant", "gemma4_unified_text",
+    "muse_glimmer_assistant", "muse_glimmer_text", "qwen3_asr_thinker", "qwen3_omni_moe_text", "qwen3_omni_next_text",
+    "qwen3_omni_next_text_moe", "qwen3_omni_text",
+})  # fmt: skip
 VLLM_DATA = (BACKENDS / "vllm" / "versions.yaml", VLLM_FACTS)
 SGLANG_DATA = (BACKENDS / "sglang" / "versions.yaml", SGLANG_FACTS)
 
@@ -167,5 +175,6 @@ ENGINES = (
         document=_edge_llm_document,
         methods="methods",
         gpu="rtx5090",
+        reviewed=EDGE_LLM_REVIEWED,
     ),
 )

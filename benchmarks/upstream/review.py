@@ -19,6 +19,7 @@ from benchmarks.upstream.tables import Facts, differences
 from benchmarks.upstream.wheel import RangeFile, Sources, open_remote
 
 Documents = dict[str, dict[str, Any]]
+TESTED = Path(__file__).parents[2] / "tests" / "engines"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def review(engine: Engine, index: Index, *, everything: bool = False) -> Review:
         except FetchError as error:
             result.skipped.append(f"{engine.packages[0]} {version}: {error}")
     for each in result.reads:
-        result.changes[each.version] = _compare(each, known)
+        result.changes[each.version] = _compare(engine, each, known)
     return result
 
 
@@ -106,7 +107,7 @@ def review_sources(engine: Engine, root: Path) -> Review:
             except FetchError as error:
                 result.skipped.append(f"{engine.packages[0]} {version}: {error}")
     for each in result.reads:
-        result.changes[each.version] = _compare(each, known)
+        result.changes[each.version] = _compare(engine, each, known)
     return result
 
 
@@ -170,12 +171,16 @@ def read_sources(engine: Engine, wheel: Sources) -> ReadRelease:
     return ReadRelease(wheel.version, facts, schema, wheel.name, wheel.sha256, tuple(sorted(wheel.read_members)), cost)
 
 
-def _compare(read: ReadRelease, known: dict[str, Facts]) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
+def _compare(
+    engine: Engine, read: ReadRelease, known: dict[str, Facts]
+) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
     versions = sorted(known, key=Version)
     earlier = [version for version in versions if Version(version) <= Version(read.version)]
     if not earlier:
         return "", {}
-    return earlier[-1], differences(known[earlier[-1]], read.facts)
+    before = known[earlier[-1]]
+    found = {fact: names - (engine.reviewed - before.get(fact, set())) for fact, names in read.facts.items()}
+    return earlier[-1], differences(before, found)
 
 
 def check_documents(result: Review, emit: Callable[[Engine, list[str]], dict[str, Documents]]) -> None:
@@ -191,9 +196,18 @@ def check_documents(result: Review, emit: Callable[[Engine, list[str]], dict[str
             result.problems += [f"{name} {read.version}: {problem}" for problem in problems(document, read.schema)]
 
 
+def pinned_versions() -> dict[str, str]:
+    """Return the versions of packages in the environments of tests, which tests/engines lists."""
+    lines = [line for path in TESTED.glob("*.txt") for line in path.read_text(encoding="utf-8").splitlines()]
+    return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
+
+
 def explain(result: Review) -> list[str]:
     """Return the lines of the table for one engine."""
-    lines = [f"{package}: newest {newest}" for package, newest in result.newest.items()]
+    tested = pinned_versions()
+    lines = []
+    for package, newest in result.newest.items():
+        lines.append(f"{package}: newest {newest}" + (f", tested {tested[package]}" if package in tested else ""))
     known = result.engine.known()
     for read in result.reads:
         nearest, changed = result.changes[read.version]

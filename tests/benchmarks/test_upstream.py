@@ -23,13 +23,14 @@ from benchmarks.upstream.engines import ENGINES, SGLANG_DATA, SGLANG_FACTS, VLLM
 from benchmarks.upstream.fetch import Fetcher, FetchError, split_credentials
 from benchmarks.upstream.index import Index, configured_index, pick_wheel, pip_settings
 from benchmarks.upstream.published import published_releases
-from benchmarks.upstream.review import review, review_sources
+from benchmarks.upstream.review import review, review_sources, pinned_versions
 from benchmarks.upstream.strict import problems
 from benchmarks.upstream.syntax import class_fields, options, parse_field
 from benchmarks.upstream.tables import load_table
 from benchmarks.upstream.wheel import Wheel, open_local, open_remote
 from tests.benchmarks.index_double import IndexDouble, make_wheel, serving
 
+PINNED = pinned_versions()["sglang"]
 QUICK = Fetcher(wait_s=0.5, total_s=1.0)
 SRT = "sglang/srt"
 SGLANG = {
@@ -248,6 +249,24 @@ def test_new_fields_and_methods_wait_for_review(index: IndexDouble, engine: Engi
     assert list(engine.known()) == ["0.5.1"]
     assert upstream.write(result, reviewed=True) == "written: 0.5.2"
     assert engine.known()["0.5.2"]["algorithms"] == {"EAGLE", "NEXTN", "UNO"}
+
+
+def test_reviewed_names_are_no_difference_until_they_are_known(index: IndexDouble, engine: Engine) -> None:
+    changed = dict(SGLANG)
+    changed[f"{SRT}/speculative/spec_info.py"] += "    UNO = auto()\n"
+    index.files[NAME.format("0.5.2")] = make_wheel(changed)
+    ((_, (new, _)),) = review(engine, index_of(index)).changes["0.5.2"][1].items()
+    assert new == ["UNO"]
+    reviewed = replace(engine, reviewed=frozenset({"UNO"}))
+    assert review(reviewed, index_of(index)).changes["0.5.2"] == ("0.5.1", {})
+    facts = engine.known()["0.5.1"]
+    aware = replace(reviewed, known=lambda: {"0.5.1": facts | {"algorithms": facts["algorithms"] | {"UNO"}}})
+    assert review(aware, index_of(index)).changes["0.5.2"] == ("0.5.1", {})
+
+
+def test_newest_versions_are_shown_with_the_tested_ones(index: IndexDouble, engine: Engine) -> None:
+    index.files[NAME.format("0.5.2")] = make_wheel(SGLANG)
+    assert upstream.explain(review(engine, index_of(index)))[0] == f"sglang: newest 0.5.2, tested {PINNED}"
 
 
 def test_exit_status(

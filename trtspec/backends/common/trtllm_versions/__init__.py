@@ -86,8 +86,8 @@ class BuildOption:
 class TrtllmRelease:
     """A TensorRT-LLM release; `triton` are the tags (such as 26.07) of the containers that include it, oldest first.
 
-    `tensorrt`, `cuda` and `driver` are the versions in the newest of these containers, "" without one. `released` is the
-    date of its first file on PyPI, "" if it has none there.
+    `tensorrt`, `cuda` and `driver` are the versions in the newest of these containers, "" without one. `released` is
+    the date of its first file on PyPI, "" if it has none there.
     """
 
     version: str
