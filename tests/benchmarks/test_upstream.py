@@ -23,7 +23,7 @@ from benchmarks.upstream.engines import ENGINES, SGLANG_DATA, SGLANG_FACTS, VLLM
 from benchmarks.upstream.fetch import Fetcher, FetchError, split_credentials
 from benchmarks.upstream.index import Index, configured_index, pick_wheel, pip_settings
 from benchmarks.upstream.published import published_releases
-from benchmarks.upstream.review import review, review_sources, pinned_versions
+from benchmarks.upstream.review import pinned_versions, review, review_sources
 from benchmarks.upstream.strict import problems
 from benchmarks.upstream.syntax import class_fields, options, parse_field
 from benchmarks.upstream.tables import load_table
