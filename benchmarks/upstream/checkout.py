@@ -17,7 +17,7 @@ ASSIGNED = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 class Checkout:
-    """The files below a directory; with `tag`, those of that tag of its git repository."""
+    """The files below a directory; with `tag`, the files at that tag of its git repository."""
 
     def __init__(self, root: Path, version: str, tag: str = "") -> None:
         self.root, self.version, self.tag = root, version, tag
@@ -54,8 +54,8 @@ class Checkout:
 def open_checkouts(root: Path, version_file: str) -> dict[Version, Checkout]:
     """Return the releases in a directory by version: one for each version tag, else the files as they are.
 
-    The version of files without tags is `__version__` in `version_file`. Tags without that file are those of another
-    project around the directory. Raise FetchError without any version.
+    The version of files without tags is `__version__` in `version_file`. Tags without that file belong to a
+    project around the directory and are ignored. Raise FetchError without any version.
     """
     found: dict[Version, Checkout] = {}
     for tag in _tags(root):
@@ -69,7 +69,7 @@ def open_checkouts(root: Path, version_file: str) -> dict[Version, Checkout]:
     path = root / version_file
     assigned = ASSIGNED.search(path.read_text(encoding="utf-8")) if version_file and path.is_file() else None
     if not assigned:
-        raise FetchError(f"{root}: there are no version tags, and no version in {version_file or 'a known file'}")
+        raise FetchError(f"{root} has neither version tags nor a version in {version_file or 'a known file'}")
     return {Version(assigned[1]): Checkout(root, assigned[1])}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines whose sources are read, with what is known of them in the package and the documents it emits for them."""
+"""The engines whose sources are read, with the package's facts about them and its documents for them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Engine:
         gpu: a GPU for which recipes are planned.
         published: the recorded releases of an engine without wheels.
         version_file: the file with `__version__` in the engine's sources.
-        reviewed: names that were read and stay out of the data; they are no difference.
+        reviewed: names that were read and stay out of the data; they are not reported.
     """
 
     packages: tuple[str, ...]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields of TensorRT-LLM's LLM API by release, recorded from published pages in llm_api.yaml.
 
-They are independent of what the package knows of a version (trtspec/backends/common/trtllm_versions), so that they can
-validate what it emits.
+They are independent of the package's own facts (trtspec/backends/common/trtllm_versions), so that they can validate the
+documents that it emits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read an engine's wheels, sources or published fields, and compare them with what is known of its versions."""
+"""Read an engine's wheels, sources or published fields, and compare them with the package's facts."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def parse_field(name: str, annotation: str) -> Field:
 
 @dataclass(frozen=True)
 class Accepted:
-    """What an annotation accepts: `values`, `kinds` and `bounds` of Field."""
+    """The values that an annotation accepts, in the terms of Field."""
 
     values: set[Any] = field(default_factory=set)
     kinds: set[str] = field(default_factory=set)

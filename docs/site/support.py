@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which methods and model classes run on which engines, how that was tested, and from where versions are known."""
+"""The methods and model classes of each engine, how they were tested, and the sources of the known versions."""
 
 from __future__ import annotations
 

@@ -391,7 +391,7 @@ def test_sources_of_a_checkout_are_read_at_their_version_tags(
 def test_sources_without_tags_have_the_version_of_their_file(tmp_path: Path) -> None:
     [engine] = [each for each in ENGINES if each.backend == "llmapi"]
     (result,) = review_sources(engine, tmp_path).skipped
-    assert result.endswith("there are no version tags, and no version in tensorrt_llm/version.py")
+    assert result.endswith("has neither version tags nor a version in tensorrt_llm/version.py")
     for name, text in {tensorrt_llm.ARGUMENTS: LLM_ARGS, tensorrt_llm.VERSION: '__version__ = "1.5.0rc2"'}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
