@@ -239,7 +239,7 @@ def _load(minor: str) -> VersionSpec:
     return VersionSpec(
         minor=minor,
         sources=tuple(data["sources"]),
-        releases=tuple(_release(version, data["released"].get(version, "")) for version in data["releases"]),
+        releases=tuple(_release(version, data.get("released", {}).get(version, "")) for version in data["releases"]),
         api=_api(**data["api"]),
         options={name: _option(name, **option) for name, option in data.get("options", {}).items()},
         modes=data.get("modes", {}),
