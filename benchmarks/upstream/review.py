@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read an engine's wheels and compare them with what is known of its versions."""
+"""Read an engine's wheels, sources or published fields, and compare them with the package's facts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
+from benchmarks.upstream.checkout import open_checkouts
 from benchmarks.upstream.engines import UNKNOWN, Engine, Schema
 from benchmarks.upstream.fetch import FetchError
 from benchmarks.upstream.index import Index, IndexFile, pick_wheel
 from benchmarks.upstream.strict import problems
 from benchmarks.upstream.tables import Facts, differences
-from benchmarks.upstream.wheel import RangeFile, Wheel, open_remote
+from benchmarks.upstream.wheel import RangeFile, Sources, open_remote
+
+Documents = dict[str, dict[str, Any]]
+TESTED = Path(__file__).parents[2] / "tests" / "engines"
 
 
 @dataclass(frozen=True)
 class ReadRelease:
-    """The facts and the schema of one release, from the `members` of a wheel; `cost` is what was fetched of it."""
+    """The facts and the schema of one release, from the `members` of a wheel or other sources.
+
+    `cost` is what was fetched of it, or where it was read. `released` is its date on the index, "" if unknown.
+    """
 
     version: str
     facts: Facts
@@ -28,6 +36,7 @@ class ReadRelease:
     sha256: str
     members: tuple[str, ...]
     cost: str
+    released: str = ""
 
 
 @dataclass
@@ -39,8 +48,8 @@ class Review:
         reads: the releases that were read, oldest first.
         changes: by release, the known release it is compared with ("" for none), and new and removed names by fact.
         skipped: what could not be read, with the reason.
-        problems: what the newest release does not accept of emitted documents.
-        documents: number of documents that were checked.
+        problems: what the releases do not accept of emitted documents.
+        documents: number of documents that were checked, by release.
     """
 
     engine: Engine
@@ -49,7 +58,7 @@ class Review:
     changes: dict[str, tuple[str, dict[str, tuple[list[str], list[str]]]]] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    documents: int = 0
+    documents: dict[str, int] = field(default_factory=dict)
 
     def unreviewed(self, versions: Iterable[str]) -> list[str]:
         """Return the releases without a known one of the same minor version with the same methods and fields."""
@@ -67,16 +76,45 @@ def review(engine: Engine, index: Index, *, everything: bool = False) -> Review:
     known = engine.known()
     listed = _list_packages(engine, index, result)
     readable = {version: file for version, files in listed.items() if (file := pick_wheel(files))}
-    if listed and not readable:
+    if listed and not readable and not engine.published:
         result.skipped.append(f"{engine.packages[0]}: no release has a wheel on this index, so nothing can be read")
+    if not readable and engine.published:
+        result.reads += _published(engine)
     for version, file in _chosen(readable, known, everything):
         try:
             result.reads.append(_read(engine, file, index))
         except FetchError as error:
             result.skipped.append(f"{engine.packages[0]} {version}: {error}")
     for each in result.reads:
-        result.changes[each.version] = _compare(each, known)
+        result.changes[each.version] = _compare(engine, each, known)
     return result
+
+
+def review_sources(engine: Engine, root: Path) -> Review:
+    """Return the review of an engine's sources in a directory: of each version tag since the first known release."""
+    result = Review(engine)
+    known = engine.known()
+    try:
+        checkouts = open_checkouts(root, engine.version_file)
+    except FetchError as error:
+        result.skipped.append(str(error))
+        return result
+    first = min(map(Version, known))
+    for version, checkout in checkouts.items():
+        if version >= first:
+            try:
+                result.reads.append(read_sources(engine, checkout))
+            except FetchError as error:
+                result.skipped.append(f"{engine.packages[0]} {version}: {error}")
+    for each in result.reads:
+        result.changes[each.version] = _compare(engine, each, known)
+    return result
+
+
+def _published(engine: Engine) -> list[ReadRelease]:
+    """Return what is recorded of releases that cannot be read."""
+    releases = engine.published() if engine.published else {}
+    return [ReadRelease(v, each.facts(), each.schema, each.source, "", (), "recorded") for v, each in releases.items()]
 
 
 def _list_packages(engine: Engine, index: Index, result: Review) -> dict[Version, list[IndexFile]]:
@@ -113,53 +151,75 @@ def _read(engine: Engine, file: IndexFile, index: Index) -> ReadRelease:
     wheel = open_remote(file, index.fetcher)
     members = engine.members(wheel.names())
     wheel.prefetch(members)
-    return read_wheel(engine, wheel)
+    return replace(read_sources(engine, wheel), released=file.released)
 
 
-def read_wheel(engine: Engine, wheel: Wheel) -> ReadRelease:
-    """Return what an engine's reader finds in a wheel; raise FetchError if the sources have another structure."""
+def read_sources(engine: Engine, wheel: Sources) -> ReadRelease:
+    """Return what an engine's reader finds in a wheel or another form of its sources.
+
+    Raise FetchError if the sources have another structure.
+    """
     try:
         facts, schema = engine.read(wheel), engine.schema(wheel)
     except (KeyError, StopIteration, AttributeError, IndexError, TypeError, ValueError) as error:
         raise FetchError(f"{wheel.name}: the sources are structured in an unknown way: {error!r}") from error
     if not facts[engine.methods] or not facts["fields"]:
         raise FetchError(f"{wheel.name}: no methods or no fields were found: the reader needs an update")
-    cost = ""
-    if isinstance(wheel.file, RangeFile):
-        cost = f"{wheel.file.fetched / 2**20:.1f} of {wheel.file.size / 2**20:.0f} MiB, {wheel.file.requests} requests"
+    cost, file = "", getattr(wheel, "file", None)
+    if isinstance(file, RangeFile):
+        cost = f"{file.fetched / 2**20:.1f} of {file.size / 2**20:.0f} MiB, {file.requests} requests"
     return ReadRelease(wheel.version, facts, schema, wheel.name, wheel.sha256, tuple(sorted(wheel.read_members)), cost)
 
 
-def _compare(read: ReadRelease, known: dict[str, Facts]) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
+def _compare(
+    engine: Engine, read: ReadRelease, known: dict[str, Facts]
+) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
     versions = sorted(known, key=Version)
     earlier = [version for version in versions if Version(version) <= Version(read.version)]
     if not earlier:
         return "", {}
-    return earlier[-1], differences(known[earlier[-1]], read.facts)
+    before = known[earlier[-1]]
+    found = {fact: names - (engine.reviewed - before.get(fact, set())) for fact, names in read.facts.items()}
+    return earlier[-1], differences(before, found)
 
 
-def check_documents(result: Review, documents: dict[str, dict[str, Any]]) -> None:
-    """Validate documents, by the recipe's name, against the newest release that was read."""
-    schema = result.reads[-1].schema
-    result.documents = len(documents)
-    for name, document in documents.items():
-        result.problems += [f"{name}: {problem}" for problem in problems(document, schema)]
+def check_documents(result: Review, emit: Callable[[Engine, list[str]], dict[str, Documents]]) -> None:
+    """Validate what is emitted for each recorded release, or for the newest release that was read.
+
+    `emit` returns the documents for releases, by the recipe's name.
+    """
+    reads = result.reads if result.engine.published else result.reads[-1:]
+    emitted = emit(result.engine, [read.version for read in reads]) if reads else {}
+    for read in reads:
+        result.documents[read.version] = len(emitted[read.version])
+        for name, document in emitted[read.version].items():
+            result.problems += [f"{name} {read.version}: {problem}" for problem in problems(document, read.schema)]
+
+
+def pinned_versions() -> dict[str, str]:
+    """Return the versions of packages in the environments of tests, which tests/engines lists."""
+    lines = [line for path in TESTED.glob("*.txt") for line in path.read_text(encoding="utf-8").splitlines()]
+    return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
 
 
 def explain(result: Review) -> list[str]:
     """Return the lines of the table for one engine."""
-    lines = [f"{package}: newest {newest}" for package, newest in result.newest.items()]
+    tested = pinned_versions()
+    lines = []
+    for package, newest in result.newest.items():
+        lines.append(f"{package}: newest {newest}" + (f", tested {tested[package]}" if package in tested else ""))
     known = result.engine.known()
     for read in result.reads:
         nearest, changed = result.changes[read.version]
         state = "known" if read.version in known else f"new, compared with {nearest or 'nothing'}"
         lines.append(f"  {read.version}: {state} ({read.wheel}, {read.cost or 'on disk'})")
-        lines.append(f"    sha256 {read.sha256 or 'not stated'}")
+        if read.sha256:
+            lines.append(f"    sha256 {read.sha256}")
         lines += _explain_changes(read, changed)
     if result.reads and (unknown := result.reads[-1].facts.get(UNKNOWN)):
         lines.append(f"  not in the data, by the reader's rules: {', '.join(sorted(unknown))}")
-    if result.reads:
-        lines.append(f"  {result.documents} emitted documents checked against {result.reads[-1].version}")
+    for version, number in result.documents.items():
+        lines.append(f"  {number} emitted documents checked against {version}")
     lines += [f"  PROBLEM {problem}" for problem in result.problems]
     return lines + [f"  SKIPPED {reason}" for reason in result.skipped]
 

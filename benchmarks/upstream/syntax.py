@@ -4,13 +4,22 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 SIMPLE: dict[str, tuple[type, ...]] = {
     **{"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "dict": (dict,), "list": (list,)},
     "None": (type(None),),
+}
+# Types of pydantic with a bound: the simple type, and the bound.
+BOUNDED: dict[str, tuple[str, tuple[str, float]]] = {
+    **{"PositiveInt": ("int", ("gt", 0)), "NonNegativeInt": ("int", ("ge", 0))},
+    **{"PositiveFloat": ("float", ("gt", 0)), "NonNegativeFloat": ("float", ("ge", 0))},
+}
+BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
+    **{"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le},
 }
 Names = Mapping[str, set[Any]]
 
@@ -22,7 +31,9 @@ class Field:
     Attributes:
         type: the annotation, and `default` the default, as source text; "" without one.
         values: the values of its Literal types.
-        kinds: names of further accepted types, of those in SIMPLE; None accepts every value.
+        kinds: names of further accepted types, of those in SIMPLE, with the type of their items as in list[int]; None
+            accepts every value.
+        bounds: limits of numbers, by the names in BOUNDS.
     """
 
     name: str
@@ -30,11 +41,16 @@ class Field:
     default: str = ""
     values: frozenset[Any] = frozenset()
     kinds: frozenset[str] | None = None
+    bounds: frozenset[tuple[str, float]] = frozenset()
 
     def problem(self, value: Any) -> str:
         """Return why the field does not accept a value, or ""."""
-        if self.kinds is None or any(_is_kind(value, kind) for kind in self.kinds):
+        if self.kinds is None:
             return ""
+        if any(_is_kind(value, kind) for kind in self.kinds):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            broken = [each for each in sorted(self.bounds) if is_number and not BOUNDS[each[0]](value, each[1])]
+            return f"{value!r} is not {' '.join(map(str, broken[0]))}" if broken else ""
         if isinstance(value, str | int | bool | None) and value in self.values:
             return ""
         expected = f"of the type {self.type}" if self.kinds else f"one of {sorted(map(str, self.values))}"
@@ -42,7 +58,11 @@ class Field:
 
 
 def _is_kind(value: Any, kind: str) -> bool:
-    return isinstance(value, SIMPLE[kind]) and (kind == "bool" or not isinstance(value, bool))
+    outer, _, inner = kind.partition("[")
+    if not isinstance(value, SIMPLE[outer]) or (outer != "bool" and isinstance(value, bool)):
+        return False
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    return not inner or all(_is_kind(each, inner.removesuffix("]")) for each in items)
 
 
 def literals(trees: Iterable[ast.Module]) -> dict[str, set[Any]]:
@@ -115,53 +135,91 @@ def _is_class_variable(node: ast.AnnAssign) -> bool:
     return ast.unparse(node.annotation).split("[")[0] in ("ClassVar", "typing.ClassVar")
 
 
+def parse_field(name: str, annotation: str) -> Field:
+    """Return the field with an annotation in Python's syntax, without a default."""
+    return _field(name, ast.parse(annotation, mode="eval").body, None, {})
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The values that an annotation accepts, in the terms of Field."""
+
+    values: set[Any] = field(default_factory=set)
+    kinds: set[str] = field(default_factory=set)
+    bounds: set[tuple[str, float]] = field(default_factory=set)
+
+
 def _field(name: str, annotation: ast.expr | None, default: ast.expr | None, names: Names) -> Field:
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         annotation = ast.parse(annotation.value, mode="eval").body
-    annotation = _unwrapped(annotation)
-    accepted = _accepted(annotation, names)
-    values, kinds = accepted if accepted else (set(), None)
-    frozen = None if kinds is None else frozenset(kinds)
-    return Field(name, _text(annotation), _text(default), frozenset(values), frozen)
+    accepted = _accepted(_without_help(annotation), names)
+    if accepted is None:
+        return Field(name, _text(_without_help(annotation)), _text(default))
+    limits = accepted.bounds | _limits(default)
+    kinds = (frozenset(accepted.values), frozenset(accepted.kinds), frozenset(limits))
+    return Field(name, _text(_without_help(annotation)), _text(default), *kinds)
 
 
-def _unwrapped(node: ast.expr | None) -> ast.expr | None:
-    """Return the type in `A[type, help]` and Annotated[type, ...]."""
-    if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("A", "Annotated", "typing.Annotated"):
+def _without_help(node: ast.expr | None) -> ast.expr | None:
+    """Return the type in vLLM's and SGLang's `A[type, help]`."""
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "A":
         return node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice
     return node
 
 
-def _accepted(node: ast.expr | None, names: Names) -> tuple[set[Any], set[str]] | None:
-    """Return the literal values and the simple types that an annotation accepts, None if that is unknown."""
+def _limits(node: ast.expr | None) -> set[tuple[str, float]]:
+    """Return the bounds in the arguments of a call: Field(default, ge=0), Ge(ge=0)."""
+    given = node.keywords if isinstance(node, ast.Call) else []
+    pairs = ((each.arg, each.value) for each in given if each.arg in BOUNDS)
+    return {(str(name), value.value) for name, value in pairs if isinstance(value, ast.Constant)}
+
+
+def _accepted(node: ast.expr | None, names: Names) -> Accepted | None:
+    """Return what an annotation accepts, None if that is unknown."""
     if isinstance(node, ast.Constant) and node.value is None:
-        return set(), {"None"}
+        return Accepted(kinds={"None"})
     if isinstance(node, ast.Name):
-        named = (set(names[node.id]), set[str]()) if node.id in names else None
-        return (set(), {node.id}) if node.id in SIMPLE else named
+        if node.id in BOUNDED:
+            kind, bound = BOUNDED[node.id]
+            return Accepted(kinds={kind}, bounds={bound})
+        named = Accepted(values=set(names[node.id])) if node.id in names else None
+        return Accepted(kinds={node.id}) if node.id in SIMPLE else named
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return _union([node.left, node.right], names)
     return _accepted_generic(node, names) if isinstance(node, ast.Subscript) else None
 
 
-def _accepted_generic(node: ast.Subscript, names: Names) -> tuple[set[Any], set[str]] | None:
+def _accepted_generic(node: ast.Subscript, names: Names) -> Accepted | None:
     generic = ast.unparse(node.value).split(".")[-1]
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     if generic == "Literal":
-        return {each.value for each in parts if isinstance(each, ast.Constant)}, set()
+        return Accepted(values={each.value for each in parts if isinstance(each, ast.Constant)})
     if generic in ("dict", "list", "Dict", "List"):
-        return set(), {generic.lower()}
+        return Accepted(kinds={generic.lower() + _items(parts, names)})
     if generic in ("Optional", "Union"):
         return _union([*parts, *([ast.Constant(None)] if generic == "Optional" else [])], names)
+    if generic == "Annotated" and (accepted := _accepted(parts[0], names)):
+        return Accepted(accepted.values, accepted.kinds, accepted.bounds.union(*map(_limits, parts[1:])))
     return None
 
 
-def _union(nodes: list[ast.expr], names: Names) -> tuple[set[Any], set[str]] | None:
-    parts = [_accepted(node, names) for node in nodes]
-    if None in parts:
-        return None
-    known = [part for part in parts if part]
-    return {value for values, _ in known for value in values}, {kind for _, kinds in known for kind in kinds}
+def _items(parts: list[ast.expr], names: Names) -> str:
+    """Return "[KIND]" if all parts of a generic type are of one simple type, otherwise ""."""
+    kinds = [each.kinds if each and not each.bounds | each.values else set() for each in _all(parts, names)]
+    return f"[{min(kinds[0])}]" if len(kinds[0]) == 1 and all(each == kinds[0] for each in kinds) else ""
+
+
+def _union(nodes: list[ast.expr], names: Names) -> Accepted | None:
+    found = Accepted()
+    for part in _all(nodes, names):
+        if part is None:
+            return None
+        found = Accepted(found.values | part.values, found.kinds | part.kinds, found.bounds | part.bounds)
+    return found
+
+
+def _all(nodes: list[ast.expr], names: Names) -> list[Accepted | None]:
+    return [_accepted(node, names) for node in nodes]
 
 
 def _text(node: ast.AST | None) -> str:

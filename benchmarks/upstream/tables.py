@@ -26,7 +26,7 @@ class Table:
 
     Attributes:
         head: its comment.
-        sources: wheel, sha256 and members by release.
+        sources: by release the wheel, its sha256, and the date on which the release appeared on the index.
         releases: further data of each release, such as container tags.
         facts: names by release and fact.
     """
@@ -81,7 +81,8 @@ def differences(known: Facts, found: Facts) -> dict[str, tuple[list[str], list[s
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    return f"{{wheel: {source['wheel']},\n    sha256: {source['sha256']}}}"
+    released = f', released: "{source["released"]}"' if source.get("released") else ""
+    return f"{{wheel: {source['wheel']}{released},\n    sha256: {source['sha256']}}}"
 
 
 def _wrapped(start: str, names: list[str]) -> list[str]:

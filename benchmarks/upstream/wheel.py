@@ -27,9 +27,12 @@ MEMBER = 8 << 20  # bytes of an uncompressed member
 
 
 class Sources(Protocol):
-    """The Python sources of a release."""
+    """The Python sources of a release; `sha256` is the digest of its file, "" without one."""
 
+    name: str
     version: str
+    sha256: str
+    read_members: set[str]
 
     def names(self) -> list[str]:
         """Return the paths of all members."""

@@ -10,9 +10,16 @@ from typing import Any
 
 from docs.site.markdown import anchor, code, escape, table
 from docs.site.schemas import described, objects_of, rows_of
-from docs.site.support import LEGEND, support_table
+from docs.site.support import (
+    LEGEND,
+    MODEL_LEGEND,
+    converted_classes,
+    known_versions,
+    model_classes,
+    model_support,
+    support_table,
+)
 from trtspec.backends.base import backends
-from trtspec.checkpoints.rules import Family
 from trtspec.cli.app import EXAMPLE, INTERNAL_ERROR, INTERRUPTED, OTHER, PANELS, make_command
 from trtspec.cli.compare import EXIT_DIFFERENT
 from trtspec.cli.plan import EXIT_WORK_PENDING
@@ -226,11 +233,16 @@ def support_page() -> str:
             for name, each in sorted(backends().items())
         ),
     )
-    families: dict[str, Family] = discover("trtspec.families", "FAMILY")
-    page += "## Model families that are converted\n\n"
-    page += table(
-        ("family", "`architectures` in config.json"), [(code(n), _listed(f.architectures)) for n, f in families.items()]
-    )
+    page += "## Model classes by engine\n\nFor the newest known version of each engine.\n\n" + _models_table() + "\n"
+    page += "".join(f"* *{word}*: {meaning}\n" for word, meaning in MODEL_LEGEND.items())
+    page += "* empty: the engine does not run the class\n\n## Known versions\n\n"
+    page += "Other versions of a minor version listed here are planned like the nearest one, with a warning.\n\n"
+    for name, versions in known_versions().items():
+        page += f"### Versions of {name}\n\n"
+        page += table(
+            ("version", "released", "read from"),
+            [(code(version), released, code(source)) for version, released, source in versions],
+        )
     page += "## GPUs\n\n"
     return page + table(
         ("`engine.gpu`", "product", "compute capability", "memory"),
@@ -239,6 +251,15 @@ def support_page() -> str:
             for each in GPUS.values()
         ),
     )
+
+
+def _models_table() -> str:
+    names, converted = sorted(backends()), converted_classes()
+    rows = [
+        (code(name), converted.get(name, ""), *(model_support(backend, name) for backend in names))
+        for name in model_classes()
+    ]
+    return table(("`architectures` in config.json", "converted family", *map(code, names)), rows)
 
 
 def _listed(names: Iterable[str]) -> str:

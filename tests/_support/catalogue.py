@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests._support.shapes import make_checkpoints
+from trtspec.backends.base import find_backend
 from trtspec.backends.context import PlanContext
+from trtspec.checkpoints.safetensors import read_header
 from trtspec.core.paths import recipes_dir
 from trtspec.planning.check.recipe import check_recipe
 from trtspec.recipe.load import load_recipe
@@ -26,12 +32,41 @@ def copy_catalogue(root: Path) -> Path:
     return recipes
 
 
+# Checkpoints are read again for each engine and release; their headers are the most of it.
+_read_header: Any = cache(read_header)
+
+
 def catalogue_contexts(root: Path, backend: str, version: str, gpu: str) -> dict[str, PlanContext]:
     """Return the contexts, by name, of the recipes in `copy_catalogue(root)` that an engine can run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_CACHE", str(root / "hub"))
         patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
+        patch.setattr("trtspec.checkpoints.source.read_header", _read_header)
+        patch.setattr("trtspec.planning.check.recipe.warn_if_slower", lambda context: ())
         changes = [f"engine.backend={backend}", f"engine.version={version}", f"engine.gpu={gpu}"]
         loaded = [load_recipe(path, changes) for path in sorted((root / "recipes").glob("*.yaml"))]
         checked = {each.recipe.name: check_recipe(each) for each in loaded}
     return {name: result.context for name, result in checked.items() if result.context and not result.errors}
+
+
+def contexts_of_releases(
+    root: Path, backend: str, versions: Iterable[str], gpu: str
+) -> dict[str, dict[str, PlanContext]]:
+    """Return `catalogue_contexts` by release; releases of a minor version differ only in the backend's own checks."""
+    check = find_backend(backend).check
+    found: dict[str, dict[str, PlanContext]] = {}
+    checked: dict[str, dict[str, PlanContext]] = {}
+    for version in versions:
+        minor = ".".join(version.split(".")[:2])
+        if minor not in checked:
+            checked[minor] = catalogue_contexts(root, backend, version, gpu)
+        contexts = {
+            name: replace(context, choice=replace(context.choice, version=version))
+            for name, context in checked[minor].items()
+        }
+        found[version] = {
+            name: context
+            for name, context in contexts.items()
+            if all(each.severity != "error" for each in check(context))
+        }
+    return found

@@ -22,13 +22,15 @@ from benchmarks.upstream import edge_llm, sglang, tensorrt_llm, vllm
 from benchmarks.upstream.engines import ENGINES, SGLANG_DATA, SGLANG_FACTS, VLLM_DATA, Engine
 from benchmarks.upstream.fetch import Fetcher, FetchError, split_credentials
 from benchmarks.upstream.index import Index, configured_index, pick_wheel, pip_settings
-from benchmarks.upstream.review import review
+from benchmarks.upstream.published import published_releases
+from benchmarks.upstream.review import pinned_versions, review, review_sources
 from benchmarks.upstream.strict import problems
-from benchmarks.upstream.syntax import class_fields, options
+from benchmarks.upstream.syntax import class_fields, options, parse_field
 from benchmarks.upstream.tables import load_table
 from benchmarks.upstream.wheel import Wheel, open_local, open_remote
 from tests.benchmarks.index_double import IndexDouble, make_wheel, serving
 
+PINNED = pinned_versions()["sglang"]
 QUICK = Fetcher(wait_s=0.5, total_s=1.0)
 SRT = "sglang/srt"
 SGLANG = {
@@ -249,19 +251,37 @@ def test_new_fields_and_methods_wait_for_review(index: IndexDouble, engine: Engi
     assert engine.known()["0.5.2"]["algorithms"] == {"EAGLE", "NEXTN", "UNO"}
 
 
+def test_reviewed_names_are_no_difference_until_they_are_known(index: IndexDouble, engine: Engine) -> None:
+    changed = dict(SGLANG)
+    changed[f"{SRT}/speculative/spec_info.py"] += "    UNO = auto()\n"
+    index.files[NAME.format("0.5.2")] = make_wheel(changed)
+    ((_, (new, _)),) = review(engine, index_of(index)).changes["0.5.2"][1].items()
+    assert new == ["UNO"]
+    reviewed = replace(engine, reviewed=frozenset({"UNO"}))
+    assert review(reviewed, index_of(index)).changes["0.5.2"] == ("0.5.1", {})
+    facts = engine.known()["0.5.1"]
+    aware = replace(reviewed, known=lambda: {"0.5.1": facts | {"algorithms": facts["algorithms"] | {"UNO"}}})
+    assert review(aware, index_of(index)).changes["0.5.2"] == ("0.5.1", {})
+
+
+def test_newest_versions_are_shown_with_the_tested_ones(index: IndexDouble, engine: Engine) -> None:
+    index.files[NAME.format("0.5.2")] = make_wheel(SGLANG)
+    assert upstream.explain(review(engine, index_of(index)))[0] == f"sglang: newest 0.5.2, tested {PINNED}"
+
+
 def test_exit_status(
     index: IndexDouble, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     documents: dict[str, Any] = {"recipe": {"model_path": "x", "speculative_algorithm": "EAGLE"}}
     monkeypatch.setattr(upstream, "ENGINES", (engine,))
-    monkeypatch.setattr(upstream, "emit", lambda engine: documents)
+    monkeypatch.setattr(upstream, "emit", lambda engine, versions: dict.fromkeys(versions, documents))
     index.files[NAME.format("0.5.2")] = make_wheel(SGLANG)
     assert upstream.main(["--strict"], index_of(index)) == 0
     documents["recipe"] |= {"speculative_algorithm": "DSPARK", "speculative_steps": 3}
     assert upstream.main([], index_of(index)) == 1
     said = capsys.readouterr().out
-    assert "PROBLEM recipe: speculative_algorithm: 'DSPARK' is not of the type str | None" in said
-    assert "PROBLEM recipe: speculative_steps: no such field" in said
+    assert "PROBLEM recipe 0.5.2: speculative_algorithm: 'DSPARK' is not of the type str | None" in said
+    assert "PROBLEM recipe 0.5.2: speculative_steps: no such field" in said
     index.fault = "whole"
     assert upstream.main([], index_of(index)) == 0
     assert upstream.main(["--strict"], index_of(index)) == 2
@@ -299,7 +319,7 @@ def test_documents_of_the_llm_api_are_validated_by_decoding_type(tmp_path: Path)
     path.write_bytes(make_wheel({tensorrt_llm.ARGUMENTS: LLM_ARGS}))
     wheel = open_local(path)
     fields = {"DSpark.max_draft_len", "DSpark.attention_backend"}
-    assert tensorrt_llm.read(wheel) == {"decoding_types": {"DSpark"}, "fields": fields}
+    assert tensorrt_llm.read(wheel) == {"decoding_types": {"DSpark"}, "fields": fields, "unknown": set()}
     schema = tensorrt_llm.schema(wheel)
     drafting = {"decoding_type": "DSpark", "max_draft_len": 4}
     good = {"model": "x", "backend": "pytorch", "kv_cache_config": {"dtype": "fp8"}, "speculative_config": drafting}
@@ -312,6 +332,84 @@ def test_documents_of_the_llm_api_are_validated_by_decoding_type(tmp_path: Path)
     ]
     unknown = {"speculative_config": {"decoding_type": "Eagle"}}
     assert problems(unknown, schema) == ["speculative_config: no decoding_type Eagle"]
+
+
+OLD_LLM_ARGS = """
+class DecodingBaseConfig(BaseModel):
+    max_draft_len: Optional[int] = None
+    @classmethod
+    def from_dict(cls, data):
+        kinds = {"NGram": NGramDecodingConfig, "Lookahead": LookaheadDecodingConfig}
+class NGramDecodingConfig(DecodingBaseConfig):
+    max_matching_ngram_size: int = 0
+    decoding_type: ClassVar[str] = "NGram"
+class LookaheadDecodingConfig(DecodingBaseConfig): pass
+class TorchLlmArgs(BaseModel):
+    speculative_config: Optional[SpeculativeConfig] = None
+class KvCacheConfig(BaseModel): pass
+"""
+
+
+def git(root: Path, *words: str) -> None:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", "-C", str(root), *identity, *words], check=True, capture_output=True, timeout=60)
+
+
+def test_sources_of_a_checkout_are_read_at_their_version_tags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "checkout"
+    git(tmp_path, "init", "--quiet", str(root))
+    for version, text in {"0.21.0": "broken(", "1.2.1": OLD_LLM_ARGS, "1.4.0rc1": LLM_ARGS}.items():
+        for name, content in {tensorrt_llm.ARGUMENTS: text, tensorrt_llm.VERSION: "raise SystemExit"}.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        git(root, "add", ".")
+        git(root, "commit", "--quiet", "-m", version)
+        git(root, "tag", f"v{version}")
+    git(root, "tag", "v-next")
+    [engine] = [each for each in ENGINES if each.backend == "llmapi"]
+    result = review_sources(engine, root)
+    assert [(each.version, each.wheel) for each in result.reads] == [
+        ("1.2.1", "checkout@v1.2.1"),
+        ("1.4.0rc1", "checkout@v1.4.0rc1"),
+    ]
+    old, new = (each.facts for each in result.reads)
+    fields = {"NGram.max_draft_len", "NGram.max_matching_ngram_size"}
+    assert old == {"decoding_types": {"NGram"}, "fields": fields, "unknown": {"Lookahead"}}
+    assert new["decoding_types"] == {"DSpark"}
+    assert "NGram" in result.changes["1.4.0rc1"][1]["decoding_types"][1]
+    wrong = {"recipe": {"speculative_config": {"decoding_type": "DSpark", "max_draft_len": "4"}}}
+    monkeypatch.setattr(upstream, "emit", lambda engine, versions: dict.fromkeys(versions, wrong))
+    assert upstream.main(["tensorrt-llm", "--source", str(root)]) == 1
+    said = capsys.readouterr().out
+    assert "PROBLEM recipe 1.4.0rc1: speculative_config.max_draft_len: '4' is not of the type" in said
+    assert "PROBLEM recipe 1.2.1: speculative_config: no decoding_type DSpark" in said
+
+
+def test_sources_without_tags_have_the_version_of_their_file(tmp_path: Path) -> None:
+    [engine] = [each for each in ENGINES if each.backend == "llmapi"]
+    (result,) = review_sources(engine, tmp_path).skipped
+    assert result.endswith("has neither version tags nor a version in tensorrt_llm/version.py")
+    for name, text in {tensorrt_llm.ARGUMENTS: LLM_ARGS, tensorrt_llm.VERSION: '__version__ = "1.5.0rc2"'}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert [each.version for each in review_sources(engine, tmp_path).reads] == ["1.5.0rc2"]
+    (tmp_path / tensorrt_llm.ARGUMENTS).write_text("class (")
+    (said,) = review_sources(engine, tmp_path).skipped
+    assert "invalid syntax" in said
+
+
+def test_engine_without_wheels_is_compared_with_recorded_fields(
+    index: IndexDouble, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(upstream, "emit", lambda engine, versions: {version: {} for version in versions})
+    index.files = {"tensorrt_llm-1.4.0rc1.tar.gz": b"no Python"}
+    assert upstream.main(["tensorrt-llm", "--strict"], index_of(index)) == 0
+    said = capsys.readouterr().out
+    assert said.count("no difference") == said.count("recorded") == len(published_releases())
 
 
 def test_edge_llm_methods_keys_and_models_are_read(tmp_path: Path) -> None:
@@ -365,6 +463,32 @@ def test_fields_are_read_with_types_defaults_and_literals() -> None:
     assert [fields[name].problem(value) for name, value in good] == [""] * len(good)
     wrong = [("first", "c"), ("number", True), ("number", 1.0), ("on", 1)]
     assert all(fields[name].problem(value) for name, value in wrong)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "good", "wrong"),
+    [
+        ("PositiveInt | None", [1, None], [0, -1, 1.5, True, "1"]),
+        ("NonNegativeFloat", [0, 0.5], [-0.1, None]),
+        ("Annotated[float, Ge(ge=0), Le(le=1)] | None", [0, 1, 0.5, None], [-1, 1.01, "0.5"]),
+        ("dict[int, int] | None", [{1: 2}, {}, None], [{1: "2"}, {"1": 2}, [1], {1: True}]),
+        ("list[list[int]]", [[[0], [0, 1]], []], [[0], [["0"]]]),
+        ("Literal['a', 1] | None", ["a", 1, None], ["b", 2]),
+        ("dict[str, Any]", [{"a": object()}], [["a"]]),
+        ("Unknown", [object()], []),
+    ],
+)
+def test_field_accepts_values_within_its_type_and_bounds(annotation: str, good: list[Any], wrong: list[Any]) -> None:
+    field = parse_field("name", annotation)
+    assert [field.problem(value) for value in good] == [""] * len(good)
+    assert all(field.problem(value) for value in wrong)
+
+
+def test_bounds_in_the_default_of_a_field_are_read() -> None:
+    tree = ast.parse("class Config:\n    share: Optional[float] = Field(default=0.9, ge=0, le=1)\n")
+    share = class_fields([tree], "Config")["share"]
+    assert share.problem(1.5) == "1.5 is not le 1"
+    assert not share.problem(1.0)
 
 
 def test_options_of_a_parser_are_read_with_choices() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Query the installed TensorRT Edge-LLM; runs in its environment, without trtspec.
 
-python real.py parse | signatures      JSON on standard input, JSON on standard output
+python real.py parse | arguments | signatures      JSON on standard input, JSON on standard output
 """
 
 from __future__ import annotations
@@ -50,6 +50,22 @@ def _said(line: list[str]) -> str:
     return f"{' '.join(line)}: not parsed"
 
 
+def arguments(documents: list[dict]) -> list[str]:
+    """Return why LLM or its SpeculativeConfig do not accept the arguments in each document, "" if they do."""
+    from experimental.server import LLM
+    from experimental.server.config import SpeculativeConfig
+
+    found = []
+    for document in documents:
+        try:
+            inspect.signature(LLM).bind(**document)
+            SpeculativeConfig.parse(document.get("speculative_config"))
+            found.append("")
+        except (TypeError, ValueError) as refused:
+            found.append(str(refused))
+    return found
+
+
 def signatures(names: list[list[str]]) -> list[dict[str, str]]:
     """Return the parameters of [module, dotted name], with their defaults as text."""
     return [_parameters(*each) for each in names]
@@ -63,5 +79,5 @@ def _parameters(module: str, dotted: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    answer = {"parse": parse, "signatures": signatures}[sys.argv[1]](json.load(sys.stdin))
+    answer = {"parse": parse, "arguments": arguments, "signatures": signatures}[sys.argv[1]](json.load(sys.stdin))
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from tests._support.shapes import make_checkpoints
+from tests._support.catalogue import catalogue_contexts, copy_catalogue
 from tests.backends.contexts import SHAPES
 from tests.backends.edge_llm.cases import LATE, METHODS, case
 from tests.backends.edge_llm.real import MODULES
 from tests.conftest import Run
 from tests.engines import make_forking
+from trtspec.backends.context import PlanContext
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, model_json, quantize_arguments
 from trtspec.backends.edge_llm.toolchain import releases
-from trtspec.core.paths import recipes_dir
 from trtspec.core.processes import wait_until
 from trtspec.recipe.schema import Quantization
 
@@ -39,6 +38,7 @@ QUICKSTART = (
 )
 IMPORTED = (*MODULES.values(), "experimental.server")
 BUILD_S = 1200
+RECIPES = 11  # of the catalogue; the others have methods or models that Edge-LLM does not support
 Ask = Callable[[str, Any], Any]
 
 
@@ -91,18 +91,36 @@ def test_real_parsers_accept_every_command_line(ask: Ask) -> None:
     assert "unrecognized" in ask("parse", [[*lines[0], "--no-such-option"]])[0]
 
 
-def test_real_parsers_accept_every_edge_recipe_of_the_catalogue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trtspec: Run, ask: Ask
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    shutil.copytree(recipes_dir(), tmp_path / "recipes")
-    make_checkpoints(tmp_path / "recipes", tmp_path / "hub")
-    lines = []
-    for path in sorted((tmp_path / "recipes").glob("*-edge.yaml")):
-        plan = trtspec("plan", path, "--json").document
-        lines += [step["command"] for step in plan["steps"] if step["command"]] + [plan["build_command"]]
-    assert len(lines) > 3
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PlanContext]:
+    """Return the contexts, by name, of the catalogue's recipes that Edge-LLM can run."""
+    root = tmp_path_factory.mktemp("catalogue")
+    copy_catalogue(root)
+    return catalogue_contexts(root, "edge_llm", "0.11.0", "rtx5090")
+
+
+def commands_of(context: PlanContext) -> list[tuple[str, ...]]:
+    """Return the command lines of a recipe on a CPU and on a GPU."""
+    roles = [role for role in ("target", "draft") if role in context.sources]
+    formats = {"target": context.recipe.target.quantization}
+    if context.recipe.speculation.draft:
+        formats["draft"] = context.recipe.speculation.draft.quantization
+    lines = [build_command(context)]
+    lines += [export_arguments(role, context.method_name, 120) for role in roles]
+    return lines + [quantize_arguments(role, formats[role], on) for role in roles for on in ("cpu", "cuda")]
+
+
+def test_real_parsers_accept_every_recipe_of_the_catalogue(catalogue: dict[str, PlanContext], ask: Ask) -> None:
+    assert len(catalogue) == RECIPES
+    lines = [list(line) for context in catalogue.values() for line in commands_of(context)]
+    assert len(lines) > 5 * RECIPES
     assert [said for said in ask("parse", lines) if said] == []
+    documents = [model_json(context)["llm"] for context in catalogue.values()]
+    assert [said for said in ask("arguments", documents) if said] == []
+    wrong = [documents[0] | {"max_length": 3}, documents[0] | {"speculative_config": {"method": "medusa"}}]
+    unknown, method = ask("arguments", wrong)
+    assert "max_length" in unknown
+    assert "method must be one of" in method
 
 
 def test_double_has_the_real_signatures(ask: Ask) -> None:

@@ -6,7 +6,8 @@ descriptor: for each document `problem` (null if it is valid) and `resolved`, SG
 list is processed in a fork, so that lists are independent. Each document passes SGLang's command-line parser
 (which knows the choices), its resolution and its checks, as on a machine with CUDA and an NVIDIA H100.
 
-Kernels are missing: the modules of STAND_INS are empty, and their attributes do nothing.
+Kernels are missing: the modules of STAND_INS are empty, and their attributes do nothing. What SGLang decides by the GPU
+that it finds, it decides as on an H100: the platform's facts, and the quantizations of CUDA.
 """
 
 from __future__ import annotations
@@ -89,6 +90,17 @@ def stand_in() -> None:
     sys.meta_path.insert(0, StandInFinder())
 
 
+def pretend_cuda() -> None:
+    """Make the facts about the machine those of one with an NVIDIA H100, after SGLang was imported."""
+    from sglang.srt.layers import quantization
+    from sglang.srt.runtime_context import override_platform
+
+    override_platform(is_cuda=True, is_sm90=True).install()
+    # registered if is_cuda() at import, sglang/srt/layers/quantization/__init__.py
+    for known in (quantization.BASE_QUANTIZATION_METHODS, quantization.QUANTIZATION_METHODS):
+        known["mxfp4"] = quantization.Mxfp4Config
+
+
 def ask(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the result for one document."""
     from sglang.srt.arg_groups.overrides import resolution_result
@@ -122,6 +134,7 @@ if __name__ == "__main__":
     import sglang.srt.arg_groups.overrides
     import sglang.srt.server_args  # noqa: F401
 
+    pretend_cuda()
     for line in sys.stdin:
         if not (child := os.fork()):
             print(json.dumps([ask(each) for each in json.loads(line)]), file=answers, flush=True)

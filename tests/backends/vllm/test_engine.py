@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests._support.shapes import make_checkpoints
+from tests._support.catalogue import catalogue_contexts, copy_catalogue
 from tests.backends.source_contexts import facts, source_context
+from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.arguments import model_json
 from trtspec.core.paths import recipes_dir
-from trtspec.planning.check.recipe import check_recipe
-from trtspec.recipe.load import load_recipe
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 VERSION = "0.32.0"
 MODELS = recipes_dir() / "models"
-RUNS = ("draft_target", "ngram", "eagle", "eagle3", "medusa")
 QWEN3 = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 BLOCK_NET = QWEN3 | {"num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 512, "block_size": 8}
 MASK = {"mask_token_id": 3, "target_layer_ids": [0, 2]}
@@ -32,11 +29,7 @@ MTP = {
     "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "num_nextn_predict_layers": 1,
     "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
 }  # fmt: skip
-# Multimodal classes, for which vLLM imports torchvision; a CPU build of it for this PyTorch does not exist.
-NEED_TORCHVISION = {
-    "gemma-3-27b-suffix-vllm", "gemma-4-31b-suffix-vllm", "llama-4-scout-suffix-vllm", "qwen3.5-27b-dflash-vllm",
-    "qwen3.5-27b-mtp-vllm",
-}  # fmt: skip
+RECIPES = 46  # of the catalogue; the others have methods, placements or drafter classes that vLLM does not support
 SCHEDULE = [{"max_batch": 2, "draft_len": 5}, {"max_batch": 3, "draft_len": 0}]
 # name: method, changes of the recipe, the drafter's config (none: the quickstart's checkpoint of the method)
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
@@ -54,46 +47,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
 
 
 def documents(root: Path) -> dict[str, dict[str, Any]]:
-    """Return model.json of every case by its name."""
+    """Return model.json of every case, and of every recipe of the catalogue that vLLM can run, by name."""
     made = {name: of_quickstart(root, name, *case) for name, case in CASES.items()}
-    recipes = root / "recipes"
-    recipes.mkdir()
-    for path in recipes_dir().glob("*.yaml"):
-        shutil.copy(path, recipes)
-    for folder in ("prompts", "models"):
-        (recipes / folder).symlink_to(recipes_dir() / folder)
-    make_checkpoints(recipes, root / "hub")
-    for config in (root / "hub").rglob("config.json"):
-        complete(config)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_CACHE", str(root / "hub"))
-        made |= {path.stem: of_recipe(path) for path in sorted(recipes.glob("*.yaml")) if runs(path)}
-    return made
+    copy_catalogue(root / "catalogue")
+    contexts = catalogue_contexts(root / "catalogue", "vllm", VERSION, "h200")
+    assert len(contexts) == RECIPES
+    return made | {name: of_context(context) for name, context in contexts.items()}
 
 
-def runs(path: Path) -> bool:
-    """Return whether a shipped recipe is for vLLM, or a quickstart with a method that vLLM supports."""
-    recipe = load_recipe(path).recipe
-    return recipe.engine.backend == "vllm" or (path.stem.startswith("quickstart") and recipe.speculation.method in RUNS)
-
-
-def of_recipe(path: Path) -> dict[str, Any]:
-    """Return the document of a shipped recipe with local models, or with their published configs."""
-    result = check_recipe(load_recipe(path, [f"engine.version={VERSION}", "engine.backend=vllm"]))
-    assert result.errors == []
-    assert result.context
-    draft = result.context.sources.get("draft")
-    return told(
-        model_json(result.context, str(result.context.sources["target"].root), str(draft.root) if draft else None)
-    )
-
-
-def complete(path: Path) -> None:
-    """Add the section by which vLLM recognizes a drafter in the speculators format; nothing else reads it."""
-    config = json.loads(path.read_text())
-    if "speculators_model_type" in config:
-        section = {"proposal_methods": [{"speculative_tokens": 3}], "verifier": {"name_or_path": "."}}
-        path.write_text(json.dumps(config | {"speculators_config": section}))
+def of_context(context: PlanContext) -> dict[str, Any]:
+    """Return the document of a recipe with local models, or with their published configs."""
+    roots = {role: str(source.root) for role, source in context.sources.items()}
+    return told(model_json(context, roots["target"], roots.get("draft")))
 
 
 def of_quickstart(
@@ -152,11 +117,10 @@ QUICKSTARTS = {
 }
 
 
-def test_engine_args_accept_every_case_and_recipe(accepted: dict[str, dict[str, Any]]) -> None:
-    errors = {name: each["error"] for name, each in accepted.items() if "error" in each}
-    assert errors.keys() == NEED_TORCHVISION
-    assert all("failed to be inspected" in error for error in errors.values())
-    assert {name for name in accepted if name not in CASES} >= {"qwen3-8b-eagle3-vllm", *QUICKSTARTS}
+def test_engine_args_accept_every_case_and_every_recipe_of_the_catalogue(accepted: dict[str, dict[str, Any]]) -> None:
+    assert {name: each["error"] for name, each in accepted.items() if "error" in each} == {}
+    assert len(accepted) == RECIPES + len(CASES)
+    assert {*accepted} >= {"gemma-4-31b-suffix-vllm", "qwen3.5-27b-mtp-vllm", "qwen3-8b-eagle3-vllm", *QUICKSTARTS}
 
 
 @pytest.mark.parametrize(

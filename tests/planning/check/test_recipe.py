@@ -52,15 +52,35 @@ def test_all_problems_are_reported_together(trtspec: Run, recipe: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("backend", "version", "known"),
-    [("llmapi", "1.4.0rc4", "1.4.0rc1"), ("sglang", "0.5.24", "0.5.23"), ("vllm", "0.33.1", "0.33.0")],
-)
+# Backend, GPU, an unknown version and the known one that it is planned as.
+UNKNOWN = [
+    ("llmapi", "h100", "1.3.0rc22", "1.3.0rc27"),
+    ("llmapi", "h100", "1.4.0rc4", "1.4.0rc1"),
+    ("sglang", "h100", "0.5.24", "0.5.23"),
+    ("vllm", "h100", "0.33.1", "0.33.0"),
+    ("edge_llm", "rtx5090", "0.11.1", "0.11.0"),
+]
+
+
+@pytest.mark.parametrize(("backend", "gpu", "version", "known"), UNKNOWN)
+def test_unknown_version_of_a_known_minor_is_planned_with_a_warning(
+    backend: str, gpu: str, version: str, known: str, trtspec: Run
+) -> None:
+    engine = {"backend": backend, "version": version, "gpu": gpu, "device": "null"}
+    changes = [f"--set=engine.{key}={value}" for key, value in engine.items()]
+    planned = trtspec("plan", "quickstart-eagle3", *changes, "--json")
+    assert planned.code == 0, planned.err
+    assert planned.document["steps"]
+    warning = f"warning: {backend} {version} is not known: it is planned as {known}, the nearest known version"
+    assert warning in planned.err
+
+
+@pytest.mark.parametrize(("backend", "gpu", "version", "known"), UNKNOWN)
 def test_unknown_version_of_a_known_minor_is_a_warning(
-    backend: str, version: str, known: str, trtspec: Run, recipe: Path
+    backend: str, gpu: str, version: str, known: str, trtspec: Run, recipe: Path
 ) -> None:
     engine = [
-        f"--set=engine.{key}={value}" for key, value in (("backend", backend), ("version", version), ("gpu", "h100"))
+        f"--set=engine.{key}={value}" for key, value in (("backend", backend), ("version", version), ("gpu", gpu))
     ]
     problems = trtspec("check", recipe, *engine, "--set=engine.device=null", "--json").document["recipes"][0][
         "problems"

@@ -45,6 +45,7 @@ class EdgeRelease:
     """A release of Edge-LLM; `methods` are its names by trtspec's, `models` and `mtp_models` are model_type values."""
 
     version: str
+    released: str
     source: str
     python: tuple[str, ...]
     platforms: tuple[Platform, ...]

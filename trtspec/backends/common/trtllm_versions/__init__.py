@@ -86,10 +86,12 @@ class BuildOption:
 class TrtllmRelease:
     """A TensorRT-LLM release; `triton` are the tags (such as 26.07) of the containers that include it, oldest first.
 
-    `tensorrt`, `cuda` and `driver` are the versions in the newest of these containers, "" without one.
+    `tensorrt`, `cuda` and `driver` are the versions in the newest of these containers, "" without one. `released` is
+    the date of its first file on PyPI, "" if it has none there.
     """
 
     version: str
+    released: str = ""
     triton: tuple[str, ...] = ()
     tensorrt: str = ""
     cuda: str = ""
@@ -130,6 +132,7 @@ class ApiSpec:
         counts: meaning of a schedule's keys: "from" or "up_to" that number of requests.
         threshold: fields for a minimum acceptance rate and its window.
         since: the first version with a field that the first candidates of the minor version lack.
+        until: the first version without a field that the candidates before it have.
     """
 
     draft_key: str
@@ -140,12 +143,14 @@ class ApiSpec:
     counts: Literal["", "from", "up_to"] = ""
     threshold: tuple[str, ...] = ()
     since: Mapping[str, str] = field(default_factory=dict)
+    until: Mapping[str, str] = field(default_factory=dict)
 
     def fields(self, method: str, version: str) -> tuple[str, ...]:
         """Return the fields of a method that exist in a version."""
         key = version_key(version)
         later = {name for name, first in self.since.items() if key and key < (version_key(first) or key)}
-        return tuple(name for name in self.methods[method].fields if name not in later)
+        gone = {name for name, first in self.until.items() if key and key >= (version_key(first) or key)}
+        return tuple(name for name in self.methods[method].fields if name not in later | gone)
 
     def takes(self, method: str, architecture: str) -> bool:
         """Return whether a method can draft for a target class."""
@@ -234,7 +239,7 @@ def _load(minor: str) -> VersionSpec:
     return VersionSpec(
         minor=minor,
         sources=tuple(data["sources"]),
-        releases=tuple(_release(version) for version in data["releases"]),
+        releases=tuple(_release(version, data.get("released", {}).get(version, "")) for version in data["releases"]),
         api=_api(**data["api"]),
         options={name: _option(name, **option) for name, option in data.get("options", {}).items()},
         modes=data.get("modes", {}),
@@ -257,9 +262,9 @@ def _with_tuples(facts: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
 
 
-def _release(version: str) -> TrtllmRelease:
+def _release(version: str, released: str) -> TrtllmRelease:
     shipping = [container for container in containers() if container.release == version]
     if not shipping:
-        return TrtllmRelease(version)
+        return TrtllmRelease(version, released)
     newest, tags = shipping[-1], tuple(container.tag for container in shipping)
-    return TrtllmRelease(version, tags, newest.tensorrt, newest.cuda, newest.driver)
+    return TrtllmRelease(version, released, tags, newest.tensorrt, newest.cuda, newest.driver)
