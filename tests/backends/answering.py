@@ -56,9 +56,11 @@ class AnswersFromATable:
     """Subclassed by test modules with the fixtures `artifact`, `served` and `client`.
 
     `STEPS` is the number of decoder steps that the engine reports for the fourth prompt, or None.
+    `BY_POSITION` is the number of accepted tokens over all positions, or None if the engine does not report positions.
     """
 
     STEPS: int | None = None
+    BY_POSITION: int | None = None
 
     def test_answer_is_the_engines_text_with_counts(self, client: Client) -> None:
         answer = client.generate({"text_input": "prompt 1", "max_tokens": 64})
@@ -121,7 +123,6 @@ class AnswersFromATable:
         assert client.generate({"text_input": "until", "max_tokens": 20})["text_output"] == ANSWERS["until"]
 
     def test_metrics_match_the_engines_counts(self, served: Served) -> None:
-        """Without steps, no metrics by position are reported."""
         request = {"text_input": "prompt 3", "max_tokens": 60}
         told_s, before = 1.1, None  # the metrics of earlier requests are reported twice a second
         while before != (before := exported_metrics(served, "tensorrt_llm")):
@@ -129,6 +130,7 @@ class AnswersFromATable:
         news = metrics_added(served, "tensorrt_llm", lambda: served.client.generate(request))
         told = {"prompt": len("prompt 3"), "generated": len(ANSWERS["prompt 3"].encode()), "drafted": 12, "accepted": 9}
         assert {name: news[f"trtspec_{name}_tokens_total"] for name in told} == told
-        assert not [name for name in news if "position" in name or "waiting" in name]
+        assert not [name for name in news if "waiting" in name]
+        assert news.get("trtspec_accepted_tokens_by_position_total") == self.BY_POSITION
         assert (news["trtspec_queue_seconds_count"], news["trtspec_queue_seconds_sum"]) == (1, QUEUE_S)
         assert news.get("trtspec_decode_steps_total") == self.STEPS

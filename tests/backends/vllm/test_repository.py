@@ -109,6 +109,19 @@ def answer(adapter: Any, **inputs: Any) -> Any:
         ({"end_id": -1}, {"ignore_eos": True, "stop_token_ids": []}),
         ({"end_id": 5}, {"ignore_eos": True, "stop_token_ids": [5]}),
         ({"beam_width": 1, "repetition_penalty": 1.0, "pad_id": 3, "bad_words": texts("")}, {}),
+        ({"num_draft_tokens": 8}, {}),
+        *(
+            (
+                {"guided_decoding_guide_type": texts(kind), "guided_decoding_guide": texts(guide)},
+                {"structured_outputs": json.dumps({field: guide})},
+            )
+            for kind, field, guide in (
+                ("json_schema", "json", '{"type":"object"}'),
+                ("regex", "regex", "a+"),
+                ("ebnf_grammar", "grammar", 'root ::= "a"'),
+            )
+        ),
+        ({"guided_decoding_guide_type": texts("json")}, {"structured_outputs": json.dumps({"json": "{}"})}),
     ],
 )
 def test_request_is_converted_to_vllm_sampling_parameters(inputs, changed, adapter) -> None:
@@ -140,7 +153,19 @@ def test_prompt_is_returned_on_request(adapter) -> None:
         ({"beam_width": 4}, "beam_width 4 is not supported by vLLM"),
         ({"bad_words": texts("x")}, "bad_words is not supported by vLLM"),
         ({"return_generation_logits": True}, "return_generation_logits is not supported by vLLM"),
-        ({"num_draft_tokens": 0}, "num_draft_tokens is not supported by vLLM: model.json decides"),
+        (
+            {"num_draft_tokens": 0},
+            "num_draft_tokens 0 is not supported by vLLM, whose draft length 8 is the same for all",
+        ),
+        (
+            {"guided_decoding_guide_type": texts("xml")},
+            "the guide type is 'xml', expected one of json, json_schema, regex",
+        ),
+        ({"guided_decoding_guide_type": texts("regex")}, "the regex guide is empty"),
+        (
+            {"guided_decoding_guide_type": texts("regex"), "guided_decoding_guide": texts("a" * 131073)},
+            "the guide has 131,073 bytes, expected at most 131,072",
+        ),
         ({"text_input": texts("")}, "text_input is empty"),
         ({"seed": 2**63}, "seed is 9223372036854775808, but vLLM supports at most 9223372036854775807"),
         ({"max_tokens": 0}, "max_tokens is 0, expected at least 1"),

@@ -627,7 +627,8 @@ def test_bls_model_declares_the_tensors_of_the_ensemble() -> None:
     missing = {"prompt_ignore_length", "num_top_logprobs", "guided_decoding_guide_type", "guided_decoding_guide"}
     assert bls_inputs == {name: kind for name, kind in inputs.items() if name not in missing} | added
     scores = {"generation_logits", "output_log_probs", "cum_log_probs", "top_logprobs", "top_logprob_ids"}
-    assert bls_outputs == {name: kind for name, kind in outputs.items() if name not in scores}
+    steps = {"num_draft_steps": (8, (1,)), "accepted_by_position": (8, (-1,))}
+    assert bls_outputs == {name: kind for name, kind in outputs.items() if name not in scores} | steps
 
 
 def counted(pb_utils: Any, name: str, *label: str) -> float:

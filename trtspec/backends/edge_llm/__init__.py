@@ -22,6 +22,7 @@ BACKEND = Backend(
     package="tensorrt_edgellm",
     versions=lambda: list(releases()),
     nearest_versions=True,
+    structured_output="always",
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
     probes=probes,

@@ -151,7 +151,11 @@ def repository_step(document: Mapping[str, Any], concurrency: int, *, streaming:
     requests as they arrive.
     """
     unbatched = ServingSettings(max_batch_size=0, streaming=streaming)
-    parameters: Parameters = {"tokenizer_dir": from_model(TOKENIZER), "concurrency": concurrency}
+    parameters: Parameters = {
+        "tokenizer_dir": from_model(TOKENIZER),
+        "concurrency": concurrency,
+        "draft_len": document["llm"].get("speculative_config", {}).get("num_speculative_tokens", 0),
+    }
     documents = {str(MODEL_JSON): json.dumps(document, indent=2) + "\n"}
     return EmitModels(read_models(MODELS), unbatched, (ENSEMBLE, MODEL), parameters, documents, MODELS)
 

@@ -119,6 +119,7 @@ BACKEND = Backend(
     package=PACKAGE,
     versions=_versions,
     nearest_versions=True,
+    structured_output="optional",
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
     auto=AutoSelection(rank=2, offer=partial(offer_installed, PACKAGE, _methods)),

@@ -31,7 +31,7 @@ from trtspec.serving.gateway.errors import (
 )
 from trtspec.serving.gateway.parameters import RequestParameters
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
-from trtspec.serving.triton.nvidia_compat import GUIDES, MODEL, PARAMETER
+from trtspec.serving.triton.nvidia_compat import GRAMMARS, GUIDES, MODEL, PARAMETER
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES, rename_fields
 from trtspec.serving.triton.python_models.grpc_client import (
     ASKS_FOR_LAST,
@@ -66,6 +66,7 @@ class TritonModelInfo:
     decoupled: bool
     own_counts: bool = False  # num_output_tokens counts one response's tokens only
     takes_model_defaults: bool = False  # omitted fields take the values of the model's generation_config.json
+    has_grammars: bool = True  # false if it has the inputs of a grammar, but its engine was started without support
 
     @classmethod
     def of(cls, config: Any) -> TritonModelInfo:
@@ -78,6 +79,7 @@ class TritonModelInfo:
             # the shape used by Triton backends with one sequence per request
             own_counts=outputs.get("num_output_tokens") == [-1],
             takes_model_defaults=PARAMETER in config.parameters and config.parameters[PARAMETER].string_value == MODEL,
+            has_grammars=GRAMMARS not in config.parameters or config.parameters[GRAMMARS].string_value == "true",
         )
 
 
@@ -213,6 +215,9 @@ def _add_sampling(
             request.add_requested(name, name, kind, [asked[name]])
     if asked["num_draft_tokens"] is not None:
         request.add_requested("num_draft_tokens", "num_draft_tokens", np.int32, [asked["num_draft_tokens"]])
+    if asked.constraint is not None and not request.model.has_grammars:
+        hint = "build its recipe with serving.structured_output: true"
+        raise unsupported("response_format", "response_format", hint)
     if asked.constraint is not None:
         for tensor, text in zip(GUIDES, (asked.constraint.guide_type, asked.constraint.guide), strict=True):
             request.add_requested("response_format", tensor, object, [text.encode()])

@@ -274,6 +274,21 @@ def check_unsupported_inputs(
             raise TrtspecError(f"{name} is not supported by {engine}", hint="leave it out")
 
 
+def check_draft_tokens(inputs: RequestTensors, draft_len: int, engine: str) -> None:
+    """Raise TrtspecError if a request drafts fewer tokens than an engine whose `draft_len` is fixed.
+
+    As for the other engines, num_draft_tokens is an upper limit, so larger values do not change anything.
+    """
+    drafted = inputs.scalar("num_draft_tokens")
+    if drafted is not None and drafted < 0:
+        raise TrtspecError(f"num_draft_tokens is {drafted}, expected 0 or more")
+    if drafted is not None and drafted < draft_len:
+        message = f"num_draft_tokens {drafted} is not supported by {engine}"
+        message += f", whose draft length {draft_len} is the same for all requests"
+        hint = "leave it out; also serve the recipe with a smaller speculation.draft_len, or with method: none"
+        raise TrtspecError(message, hint=hint)
+
+
 def _is_set(array: Array | None) -> bool:
     if array is None or array.size == 0:
         return False
