@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backends.source_golden import VLLM, VLLM_CASES, emit_vllm
+from tests.backends.source_golden import DRAFT, TARGET, VLLM, VLLM_CASES, emit_vllm, vllm_case
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, load_model, make_pb_utils, model_args
-from trtspec.backends.vllm.artifact import MODEL_JSON, stage
+from trtspec.backends.vllm.arguments import model_json
+from trtspec.backends.vllm.artifact import MODEL_JSON, repository_step, stage
 from trtspec.serving.triton.config import load_config
 
 PLAIN = {
@@ -141,6 +142,21 @@ def test_end_ids_set_stop_token_ids_and_ignore_eos(ids: list[int], stops: list[i
     said = json.loads(answer(model).outputs["sampling_parameters"].item())
     assert said["stop_token_ids"] == stops
     assert said["ignore_eos"] == (0 not in ids), "vLLM would end a text at the tokenizer's eos token, which is 0"
+
+
+def test_omitted_sampling_options_have_the_values_of_generation_config(tmp_path: Path) -> None:
+    root, settings = tmp_path / "model_repository", {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    make_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "generation_config.json").write_text(json.dumps(settings))
+    repository_step(model_json(vllm_case("ngram"), TARGET, DRAFT), "model").emit(root)
+    model = load_model("sampling_parameters", make_pb_utils()).TritonPythonModel()
+    model.initialize(model_args(root / "sampling_parameters"))
+    said = json.loads(answer(model).outputs["sampling_parameters"].item())
+    assert (said["temperature"], said["top_k"], said["top_p"]) == (0.6, 50, 0.9)
+    greedy = json.loads(answer(model, temperature=np.float32(0.0)).outputs["sampling_parameters"].item())
+    assert greedy["temperature"] == 0.0
+    for name in ("ensemble", "sampling_parameters"):  # clients read the ensemble's
+        assert load_config(root / name / "config.pbtxt").parameters["defaults"].string_value == "model"
 
 
 def test_prompt_is_returned_on_request(adapter) -> None:

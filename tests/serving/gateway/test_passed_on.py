@@ -42,6 +42,15 @@ def test_response_format_is_passed_to_the_ensemble_of_a_text_engine(module: Any)
     assert sent["guided_decoding_guide"].endswith(b'{"type":"object"}')
 
 
+@pytest.mark.parametrize(("module", "name"), [(vllm, "ensemble"), (edge_llm, "ensemble"), (llmapi, "tensorrt_llm")])
+def test_omitted_sampling_options_are_left_to_a_model_with_own_defaults(module: Any, name: str) -> None:
+    sampling = {"temperature", "top_p", "top_k", "runtime_top_p", "runtime_top_k"}
+    own = sent_to(model_of(module.MODELS, name, defaults="model"), max_tokens=5)
+    assert not sampling & own.keys()
+    assert len(sampling & sent_to(model_of(module.MODELS, name), max_tokens=5).keys()) == 3
+    assert "temperature" in sent_to(model_of(module.MODELS, name, defaults="model"), max_tokens=5, temperature=0.5)
+
+
 @pytest.mark.parametrize("module", [llmapi, sglang])
 def test_response_format_requires_an_engine_with_a_grammar_backend(module: Any) -> None:
     guided = model_of(module.MODELS, "tensorrt_llm", structured_output=True)

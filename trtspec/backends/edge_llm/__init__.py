@@ -22,6 +22,7 @@ BACKEND = Backend(
     package="tensorrt_edgellm",
     versions=lambda: list(releases()),
     nearest_versions=True,
+    defaults=("trtspec", "model"),
     structured_output="always",
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),

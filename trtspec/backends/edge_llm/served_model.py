@@ -46,6 +46,7 @@ class TritonPythonModel:
         settings = Settings(args)
         self.decoupled, self.inputs = settings.decoupled, settings.inputs
         self.end_ids, self.draft_len = settings.tokenizer().end_ids, settings.count("draft_len")
+        self.sampling_defaults = settings.sampling_defaults
         self.lock = threading.Lock()
         self.shutdown = DrainWatcher(args["model_repository"])
         self.metrics = EngineMetrics(pb_utils, args, METRICS)
@@ -108,7 +109,7 @@ class TritonPythonModel:
             check_draft_tokens(inputs, self.draft_len, ENGINE)
         if not (text := "".join(inputs.texts("text_input"))):
             raise TrtspecError("text_input is empty")
-        sampling = SamplingOptions(**read_sampling(inputs))
+        sampling = SamplingOptions(**read_sampling(inputs, defaults=self.sampling_defaults))
         stop, constraint = tuple(inputs.texts("stop_words")), read_constraint(inputs)
         asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=stop, constraint=constraint)
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)

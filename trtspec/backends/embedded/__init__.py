@@ -106,6 +106,7 @@ BACKEND = Backend(
     warms=True,
     maps_vocabularies=lambda version, method: method == "draft_target",
     defaults=("trtspec", "nvidia", "model"),
+    edits_logits=True,
     structured_output="always",
     check=check,
     serving=lambda: ServingHooks(extra="embedded"),

@@ -119,6 +119,7 @@ BACKEND = Backend(
     package=PACKAGE,
     versions=_versions,
     nearest_versions=True,
+    defaults=("trtspec", "model"),
     structured_output="optional",
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),

@@ -14,6 +14,7 @@ from trtspec.backends.common.trtllm_versions import VersionSpec, find_version_sp
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.llmapi import arguments
 from trtspec.backends.llmapi.methods import find_method
+from trtspec.checkpoints.generation_config import read_generation_config
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
 
@@ -50,6 +51,10 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         message = f"TensorRT-LLM {context.version} does not sample from the target's distribution with method {method}"
         hint = "sampled requests are rejected; versions from 1.3 on serve them"
         yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
+        samples = read_generation_config(context.sources["target"].root).values.get("do_sample") is True
+        if context.recipe.serving.defaults == "model" and samples:
+            message = "generation_config.json samples, so requests without sampling options would be rejected"
+            yield Diagnostic("serving.defaults", "greedy-only", message, "set it to trtspec", source=SAMPLER)
     yield from find_method(method).check(context)
     if find_method(method).has_head:
         yield from _check_head(context)

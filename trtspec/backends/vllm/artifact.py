@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +110,19 @@ def serving() -> ServingHooks:
     )
 
 
-def repository_step(document: Mapping[str, Any]) -> EmitModels:
-    """Return the step that emits the models; `document` is the content of model.json."""
+def repository_step(document: Mapping[str, Any], defaults: str = UNBATCHED.defaults) -> EmitModels:
+    """Return the step that emits the models; `document` is the content of model.json.
+
+    `defaults` is `serving.defaults` of the recipe.
+    """
     draft_len = document.get("speculative_config", {}).get("num_speculative_tokens", 0)
     parameters = {"tokenizer_dir": from_model(TOKENIZER), "draft_len": draft_len}
     documents = {str(MODEL_JSON): _dump(document)}
-    return EmitModels(read_models(MODELS), UNBATCHED, NAMES, parameters, documents, MODELS)
+    settings = replace(UNBATCHED, defaults=defaults)
+    return EmitModels(read_models(MODELS), settings, NAMES, parameters, documents, MODELS)
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     document = model_json(context, *SERVED_PATHS)
-    return plan_source_artifact(context, reader, "vllm", repository_step(document), {"model_json": document})
+    repository = repository_step(document, context.recipe.serving.defaults)
+    return plan_source_artifact(context, reader, "vllm", repository, {"model_json": document})

@@ -44,7 +44,7 @@ class TritonPythonModel:
         self.end_ids = tokenizer.end_ids
         # vLLM itself also ends a text at the tokenizer's eos token
         self.ends_alike = bool(self.end_ids) and {*tokenizer.named("eos_token")} <= {*self.end_ids}
-        self.draft_len = settings.count("draft_len")
+        self.draft_len, self.sampling_defaults = settings.count("draft_len"), settings.sampling_defaults
         self.inputs = [TEXT_NAMES.get(name, name) for name in settings.inputs]  # the ensemble's names
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -80,7 +80,7 @@ class TritonPythonModel:
 
     def parameters(self, inputs: RequestTensors) -> dict[str, Any]:
         """Return vLLM's SamplingParams as JSON values."""
-        sampling = SamplingOptions(**read_sampling(inputs, "runtime_"))
+        sampling = SamplingOptions(**read_sampling(inputs, "runtime_", self.sampling_defaults))
         stop, constraint = tuple(inputs.texts("stop_words")), read_constraint(inputs)
         asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=stop, constraint=constraint)
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)

@@ -54,7 +54,8 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
     end_ids = None
     if target.source:
         end_ids = check_end_ids(findings, TARGET, target.source)
-        check_defaults(findings, TARGET, target.source, vocabulary_rows(target))
+        edits_logits = chosen.backend is None or chosen.backend.edits_logits
+        check_defaults(findings, TARGET, target.source, vocabulary_rows(target), edits_logits=edits_logits)
     options = check_method(findings, chosen, chosen.method, target.model) if chosen.method else None
     draft = check_draft(findings, chosen, options, target, has_tokenizer=has_tokenizer)
     if chosen.backend:

@@ -79,6 +79,7 @@ class AsyncEngineModel:
         self.tokenizer = settings.tokenizer()
         self.reader = TokenReader(self.tokenizer)
         self.limits = TokenLimits(int(settings.parameter("max_seq_len")), int(settings.parameter("max_input_len")))
+        self.sampling_defaults = settings.sampling_defaults
         self.has_grammars, self.draft_len = settings.flag(GRAMMARS), settings.count("draft_len")
         # before the engine is imported, because its workers use the GPUs visible at that time
         if gpus := settings.parameter("gpu_device_ids"):
@@ -140,7 +141,7 @@ class AsyncEngineModel:
         if (constraint := read_constraint(inputs)) and not self.has_grammars:
             message = f"structured output is not supported by this deployment of {self.NAME}"
             raise TrtspecError(message, hint="build the recipe with serving.structured_output: true")
-        sampling = SamplingOptions(**read_sampling(inputs, "runtime_"))
+        sampling = SamplingOptions(**read_sampling(inputs, "runtime_", self.sampling_defaults))
         asked = EngineRequest(**self.reader.read(inputs), sampling=sampling, constraint=constraint)
         check_request(asked, self.limits, self.tokenizer.vocab_size, has_tokenizer=True)
         self.check(asked)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.model_defaults import load_model_defaults
 from trtspec.serving.triton.nvidia_compat import MODEL, NVIDIA, PARAMETER
 from trtspec.serving.triton.python_models.fields import (
     NEUTRAL,
@@ -103,6 +104,14 @@ class Settings:
     def takes_model_defaults(self) -> bool:
         """Return True if omitted request fields take the values of the model's generation_config.json."""
         return bool(self._config["parameters"].get(PARAMETER) == {"string_value": MODEL})
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """Return the sampling options of the model's generation_config.json if they are the defaults, else {}.
+
+        Raises CheckpointError if one is invalid.
+        """
+        return load_model_defaults(self.required_path("tokenizer_dir")).sampling if self.takes_model_defaults else {}
 
     def json(self, key: str) -> dict[str, Any]:
         """Return a parameter that is a JSON object; raises TrtspecError if it is something else."""
