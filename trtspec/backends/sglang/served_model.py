@@ -95,8 +95,8 @@ class SglangResponse:
     def with_drafts(self, stats: Stats) -> Stats:
         """Return the counts of the request with those of its drafts."""
         by_position = tuple(sum(self.histogram[position:]) for position in range(1, len(self.histogram)))
-        drafts = {"drafted": self.drafted, "accepted": self.accepted, "accepted_by_position": by_position}
-        return replace(stats, steps=self.verified, draft_steps=self.verified, **drafts)
+        stats = replace(stats, drafted=self.drafted, accepted=self.accepted, accepted_by_position=by_position)
+        return replace(stats, steps=self.verified, draft_steps=self.verified)
 
     async def end(self) -> None:
         """Abort the request if it is still running after a stop text, and wait up to COUNTS_S for its counts."""

@@ -193,7 +193,7 @@ def speculation_metrics(text: GenerationState, draft_len: int) -> dict[str, Any]
     deepest = max(draft_len, len(text.accepted_by_position))
     reached = [steps, *text.accepted_by_position, *[0] * (deepest + 1)][: deepest + 2]
     counts = {"num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_spec_tokens": deepest}
-    found = {"mean_acceptance_length": 1.0 + accepted / steps if steps else 1.0, **counts}
+    found: dict[str, Any] = {"mean_acceptance_length": 1.0 + accepted / steps if steps else 1.0, **counts}
     if drafted or not steps:
         found |= {"draft_acceptance_rate": accepted / drafted if drafted else 0.0, "num_draft_tokens": drafted}
         if sum(text.accepted_by_position) == accepted:
