@@ -93,7 +93,7 @@ class SglangResponse:
                 yield new
 
     def with_drafts(self, stats: Stats) -> Stats:
-        """Return the counts of the request with those of its drafts."""
+        """Return the request's counts, including its drafts."""
         by_position = tuple(sum(self.histogram[position:]) for position in range(1, len(self.histogram)))
         stats = replace(stats, drafted=self.drafted, accepted=self.accepted, accepted_by_position=by_position)
         return replace(stats, steps=self.verified, draft_steps=self.verified)
