@@ -15,7 +15,7 @@ from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, load_model, make_pb_utils, model_args
 from trtspec.backends.vllm.arguments import model_json
 from trtspec.backends.vllm.artifact import MODEL_JSON, repository_step, stage
-from trtspec.serving.triton.config import load_config
+from trtspec.serving.triton.config import load_config, render_config
 
 PLAIN = {
     "max_tokens": 9,
@@ -157,6 +157,21 @@ def test_omitted_sampling_options_have_the_values_of_generation_config(tmp_path:
     assert greedy["temperature"] == 0.0
     for name in ("ensemble", "sampling_parameters"):  # clients read the ensemble's
         assert load_config(root / name / "config.pbtxt").parameters["defaults"].string_value == "model"
+
+
+def test_num_draft_tokens_of_an_artifact_without_its_draft_length_is_an_error(tmp_path: Path) -> None:
+    """Artifacts of earlier versions lack the parameter; their engines may draft."""
+    root = tmp_path / "model_repository"
+    make_tokenizer(tmp_path / "tokenizer")
+    emit_vllm("ngram", root)
+    path = root / "sampling_parameters" / "config.pbtxt"
+    config = load_config(path)
+    del config.parameters["draft_len"]
+    path.write_text(render_config(config))
+    model = load_model("sampling_parameters", make_pb_utils()).TritonPythonModel()
+    model.initialize(model_args(root / "sampling_parameters"))
+    error = answer(model, num_draft_tokens=8).error.message
+    assert error.startswith("num_draft_tokens 8 is not supported by vLLM, whose draft length is the same")
 
 
 def test_prompt_is_returned_on_request(adapter) -> None:

@@ -45,7 +45,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
         self.decoupled, self.inputs = settings.decoupled, settings.inputs
-        self.end_ids, self.draft_len = settings.tokenizer().end_ids, settings.count("draft_len")
+        self.end_ids, self.draft_len = settings.tokenizer().end_ids, settings.draft_len
         self.sampling_defaults = settings.sampling_defaults
         self.lock = threading.Lock()
         self.shutdown = DrainWatcher(args["model_repository"])

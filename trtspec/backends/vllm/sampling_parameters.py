@@ -44,7 +44,7 @@ class TritonPythonModel:
         self.end_ids = tokenizer.end_ids
         # vLLM itself also ends a text at the tokenizer's eos token
         self.ends_alike = bool(self.end_ids) and {*tokenizer.named("eos_token")} <= {*self.end_ids}
-        self.draft_len, self.sampling_defaults = settings.count("draft_len"), settings.sampling_defaults
+        self.draft_len, self.sampling_defaults = settings.draft_len, settings.sampling_defaults
         self.inputs = [TEXT_NAMES.get(name, name) for name in settings.inputs]  # the ensemble's names
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -80,7 +80,7 @@ class AsyncEngineModel:
         self.reader = TokenReader(self.tokenizer)
         self.limits = TokenLimits(int(settings.parameter("max_seq_len")), int(settings.parameter("max_input_len")))
         self.sampling_defaults = settings.sampling_defaults
-        self.has_grammars, self.draft_len = settings.flag(GRAMMARS), settings.count("draft_len")
+        self.has_grammars, self.draft_len = settings.flag(GRAMMARS), settings.draft_len
         # before the engine is imported, because its workers use the GPUs visible at that time
         if gpus := settings.parameter("gpu_device_ids"):
             os.environ.update(dict.fromkeys(self.GPU_VARIABLES, gpus))

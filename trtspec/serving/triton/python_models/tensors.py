@@ -91,6 +91,11 @@ class Settings:
         """Return an integer parameter; 0 if it is missing, as in old artifacts."""
         return int(self.parameter(key)) if key in self._config["parameters"] else 0
 
+    @property
+    def draft_len(self) -> int | None:
+        """Return the engine's draft length, 0 without speculation; None in old artifacts, which do not have it."""
+        return self.count("draft_len") if "draft_len" in self._config["parameters"] else None
+
     def flag(self, key: str) -> bool:
         """Return True if a parameter is "true", and False if it is missing."""
         return bool(self._config["parameters"].get(key) == {"string_value": "true"})
@@ -283,17 +288,19 @@ def check_unsupported_inputs(
             raise TrtspecError(f"{name} is not supported by {engine}", hint="leave it out")
 
 
-def check_draft_tokens(inputs: RequestTensors, draft_len: int, engine: str) -> None:
+def check_draft_tokens(inputs: RequestTensors, draft_len: int | None, engine: str) -> None:
     """Raise TrtspecError if a request drafts fewer tokens than an engine whose `draft_len` is fixed.
 
-    As for the other engines, num_draft_tokens is an upper limit, so larger values do not change anything.
+    As for the other engines, num_draft_tokens is an upper limit, so larger values do not change anything. If the draft
+    length is unknown, every value is an error.
     """
     drafted = inputs.scalar("num_draft_tokens")
     if drafted is not None and drafted < 0:
         raise TrtspecError(f"num_draft_tokens is {drafted}, expected 0 or more")
-    if drafted is not None and drafted < draft_len:
+    if drafted is not None and (draft_len is None or drafted < draft_len):
+        length = "" if draft_len is None else f" {draft_len}"
         message = f"num_draft_tokens {drafted} is not supported by {engine}"
-        message += f", whose draft length {draft_len} is the same for all requests"
+        message += f", whose draft length{length} is the same for all requests"
         hint = "leave it out; also serve the recipe with a smaller speculation.draft_len, or with method: none"
         raise TrtspecError(message, hint=hint)
 
