@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -17,12 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.serving.gateway.running import serve_gateway
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.exposed import exported_metrics, metrics_added
 from tests.serving.triton.serving import Served
 from tests.serving.triton.streams import generate_stream
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.processes import wait_until
+from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.triton.client import Client
 
 QUEUE_S = 0.25  # the queue time that the double reports for each request
@@ -50,6 +53,15 @@ def asked(artifact: Path) -> list[dict[str, Any]]:
     """Return the requests that the double recorded."""
     notes = artifact / "checkpoints" / "target" / "requests.jsonl"
     return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+
+
+def openai_answer(served: Served, artifact: Path, **body: Any) -> dict[str, Any]:
+    """Return the response of a gateway in front of the server."""
+    config = GatewayConfig(f"127.0.0.1:{served.grpc}", 0, "m", "tensorrt_llm", str(artifact / "tokenizer"), 256, 32)
+    with serve_gateway(replace(config, draft_len=3)) as gateway:
+        response = gateway.post(prompt="prompt 1", max_tokens=60, temperature=0, **body)
+        document: dict[str, Any] = response.json()
+        return document
 
 
 class AnswersFromATable:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
+from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints, openai_answer
 from tests.serving.triton.fakes import make_pb_utils
 from tests.serving.triton.serving import DOUBLES, Served, serving
 from tests.serving.triton.streams import generate_stream
@@ -187,6 +187,21 @@ def test_failed_request_returns_an_error_and_the_next_is_served(change, message:
 def test_larger_num_draft_tokens_than_the_engines_is_accepted(client: Client) -> None:
     request = {"text_input": "until", "max_tokens": 20, "num_draft_tokens": 3}
     assert client.generate(request)["text_output"] == ANSWERS["until"]
+
+
+def test_openai_answer_has_the_draft_statistics_that_the_engine_reports(served: Served, artifact: Path) -> None:
+    assert openai_answer(served, artifact)["metrics"]["speculative_decoding"] == {
+        "mean_acceptance_length": 1 + 9 / 7,
+        "draft_acceptance_rate": 0.75,
+        "num_spec_steps": 7,
+        "num_accepted_draft_tokens": 9,
+        "num_draft_tokens": 12,
+        "num_spec_tokens": 3,  # no histogram: the double's table does not accept what its responses imply
+    }
+    refused = openai_answer(served, artifact, num_draft_tokens=1)["error"]
+    assert refused["message"].startswith("num_draft_tokens 1 is not supported by the LLM API")
+    guided = openai_answer(served, artifact, response_format={"type": "json_object"})["error"]
+    assert guided["message"].endswith("build its recipe with serving.structured_output: true")
 
 
 def test_answer_by_ids_has_the_steps_of_its_drafts(served: Served, artifact: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
+from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints, openai_answer
 from tests.serving.triton.serving import DOUBLES, Served, serving
 from tests.serving.triton.streams import generate_stream
 from trtspec.backends.common.steps import token_models
@@ -115,6 +115,22 @@ def test_failed_request_returns_an_error_and_the_next_is_served(change, message:
     with pytest.raises(DeployError, match=message):
         client.generate({**request, **change})
     assert client.generate(request)["text_output"] == ANSWERS["until"]
+
+
+def test_openai_answer_has_the_draft_statistics_that_the_engine_reports(served: Served, artifact: Path) -> None:
+    assert openai_answer(served, artifact)["metrics"]["speculative_decoding"] == {
+        "mean_acceptance_length": 1 + 9 / 4,
+        "draft_acceptance_rate": 0.75,
+        "acceptance_histogram": [1, 0, 0, 3],
+        "num_spec_steps": 4,
+        "num_accepted_draft_tokens": 9,
+        "num_draft_tokens": 12,
+        "num_spec_tokens": 3,
+    }
+    refused = openai_answer(served, artifact, num_draft_tokens=1)["error"]
+    assert refused["message"].startswith("num_draft_tokens 1 is not supported by SGLang")
+    guided = openai_answer(served, artifact, response_format={"type": "json_object"})["error"]
+    assert guided["message"].endswith("build its recipe with serving.structured_output: true")
 
 
 def test_answer_by_ids_has_the_histogram_of_accepted_drafts(served: Served, artifact: Path) -> None:
