@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -17,12 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.serving.gateway.running import serve_gateway
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.exposed import exported_metrics, metrics_added
 from tests.serving.triton.serving import Served
 from tests.serving.triton.streams import generate_stream
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.processes import wait_until
+from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.triton.client import Client
 
 QUEUE_S = 0.25  # the queue time that the double reports for each request
@@ -52,13 +55,24 @@ def asked(artifact: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
 
 
+def openai_answer(served: Served, artifact: Path, **body: Any) -> dict[str, Any]:
+    """Return the response of a gateway in front of the server."""
+    config = GatewayConfig(f"127.0.0.1:{served.grpc}", 0, "m", "tensorrt_llm", str(artifact / "tokenizer"), 256, 32)
+    with serve_gateway(replace(config, draft_len=3)) as gateway:
+        response = gateway.post(prompt="prompt 1", max_tokens=60, temperature=0, **body)
+        document: dict[str, Any] = response.json()
+        return document
+
+
 class AnswersFromATable:
     """Subclassed by test modules with the fixtures `artifact`, `served` and `client`.
 
     `STEPS` is the number of decoder steps that the engine reports for the fourth prompt, or None.
+    `BY_POSITION` is the number of accepted tokens over all positions, or None if the engine does not report positions.
     """
 
     STEPS: int | None = None
+    BY_POSITION: int | None = None
 
     def test_answer_is_the_engines_text_with_counts(self, client: Client) -> None:
         answer = client.generate({"text_input": "prompt 1", "max_tokens": 64})
@@ -121,7 +135,6 @@ class AnswersFromATable:
         assert client.generate({"text_input": "until", "max_tokens": 20})["text_output"] == ANSWERS["until"]
 
     def test_metrics_match_the_engines_counts(self, served: Served) -> None:
-        """Without steps, no metrics by position are reported."""
         request = {"text_input": "prompt 3", "max_tokens": 60}
         told_s, before = 1.1, None  # the metrics of earlier requests are reported twice a second
         while before != (before := exported_metrics(served, "tensorrt_llm")):
@@ -129,6 +142,7 @@ class AnswersFromATable:
         news = metrics_added(served, "tensorrt_llm", lambda: served.client.generate(request))
         told = {"prompt": len("prompt 3"), "generated": len(ANSWERS["prompt 3"].encode()), "drafted": 12, "accepted": 9}
         assert {name: news[f"trtspec_{name}_tokens_total"] for name in told} == told
-        assert not [name for name in news if "position" in name or "waiting" in name]
+        assert not [name for name in news if "waiting" in name]
+        assert news.get("trtspec_accepted_tokens_by_position_total") == self.BY_POSITION
         assert (news["trtspec_queue_seconds_count"], news["trtspec_queue_seconds_sum"]) == (1, QUEUE_S)
         assert news.get("trtspec_decode_steps_total") == self.STEPS

@@ -76,6 +76,7 @@ def emit_llmapi(method: str, out: Path) -> None:
         max_seq_len=engine.max_seq_len,
         gpu_ids=serving.placement.target if serving.placement else (),
         greedy_only=is_greedy_only(case),
+        draft_len=case.draft_shape.max_depth,
     ).emit(out)
 
 

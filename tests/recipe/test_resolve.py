@@ -122,6 +122,7 @@ def test_minimal_recipe_resolves_to_the_defaults(write: Write, tmp_path: Path) -
             "max_queue_size": 128,
             "warmup": False,
             "max_queue_delay_us": 100,
+            "structured_output": False,
             "defaults": "trtspec",
         },
         "plugins": [],

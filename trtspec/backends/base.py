@@ -144,6 +144,8 @@ class Backend:
         warms: true if `serving.warmup` is supported.
         maps_vocabularies: returns whether a version and method support a draft model with another vocabulary.
         devices, dtypes, defaults: supported values of `engine.device`, `dtype` and `serving.defaults`.
+        edits_logits: true if the default `model` also applies penalties and forbidden tokens, besides sampling options.
+        structured_output: "always" if requests may have a grammar, "optional" if it needs `serving.structured_output`.
         package: the required Python package, or None if the engine is part of trtspec.
         versions: returns the known values of `engine.version`, the default last.
         nearest_versions: true if an unknown version is planned like the nearest known one of its minor version.
@@ -173,6 +175,8 @@ class Backend:
     devices: tuple[str, ...] = ("gpu",)
     dtypes: tuple[str, ...] = ("auto", "float16", "bfloat16")
     defaults: tuple[str, ...] = ("trtspec",)
+    edits_logits: bool = False
+    structured_output: Literal["never", "optional", "always"] = "never"
     package: str | None = None
     versions: Callable[[], list[str]] = lambda: [""]
     nearest_versions: bool = False

@@ -127,7 +127,8 @@ def can_disable_drafts(client: Client) -> bool:
 
 def _answer(client: Client, request: dict[str, Any], needed: Sequence[str]) -> tuple[str, Stats, bool]:
     """Send a request; return the response's text, its statistics, and True if the server reported draft counts."""
-    answer = client.generate({**request, "exclude_input_in_output": True})  # NVIDIA's default is to include the prompt
+    # NVIDIA's default is to include the prompt, and serving.defaults: model may be to sample
+    answer = client.generate({**request, "top_k": 1, "exclude_input_in_output": True})
     if missing := [key for key in needed if not isinstance(answer.get(key), str if key == "text_output" else int)]:
         message = f"the server's responses lack {', '.join(missing)}"
         raise DeployError(message, hint="serve an artifact built by trtspec")

@@ -353,6 +353,9 @@ class Serving(StrictModel):
     limits: EntryLimits = Field(default=EntryLimits(), description="Limits for OpenAI clients")
     rollout: Rollout = Field(default=Rollout(), description="How it replaces the live artifact")
     max_queue_delay_us: int = Field(default=100, ge=0, description="Maximum microseconds to wait for a larger batch")
+    structured_output: bool = Field(
+        default=False, description="Start the engine with support for grammars, if it is optional on the backend"
+    )
     defaults: Literal["trtspec", "nvidia", "model"] = Field(
         default="trtspec",
         description="Defaults of omitted request fields: trtspec's, NVIDIA's repository's or generation_config.json's",

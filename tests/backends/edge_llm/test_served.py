@@ -112,9 +112,15 @@ def test_prompt_is_returned_on_request(model: Any) -> None:
         ),
         ({"temperature": 0.5, "top_k": 1}, {"temperature": 0.0, "top_k": 1, "disable_spec_decode": False}),
         ({"num_draft_tokens": 0}, {"temperature": 0.0, "disable_spec_decode": True}),
+        ({"num_draft_tokens": 3}, {"disable_spec_decode": False, "guided_decoding": None}),
+        ({"guided_decoding_guide_type": texts("json")}, {"guided_decoding": ("json_object", "")}),
+        (
+            {"guided_decoding_guide_type": texts("ebnf_grammar"), "guided_decoding_guide": texts('root ::= "a"')},
+            {"guided_decoding": ("ebnf", 'root ::= "a"'), "disable_spec_decode": False},
+        ),
     ],
 )
-def test_sampling_request_disables_speculative_decoding(inputs, changed, model: Any) -> None:
+def test_request_is_converted_to_edge_llm_sampling_params(inputs, changed, model: Any) -> None:
     sent(answered(model, **inputs))
     given = asdict(model.llm.asked[0][0])
     assert {key: given[key] for key in changed} == changed
@@ -125,7 +131,12 @@ def test_sampling_request_disables_speculative_decoding(inputs, changed, model: 
     [
         ({"beam_width": 4}, "beam_width 4 is not supported by Edge-LLM"),
         ({"end_id": 5}, "end_id is not supported by Edge-LLM"),
-        ({"num_draft_tokens": 2}, "num_draft_tokens 2 is not supported by Edge-LLM: its engines fix the number"),
+        ({"num_draft_tokens": 2}, "num_draft_tokens 2 is not supported by Edge-LLM, whose draft length 3 is the same"),
+        ({"guided_decoding_guide_type": texts("xml")}, "the guide type is 'xml', expected one of json, json_schema"),
+        (
+            {"guided_decoding_guide_type": texts("json_schema"), "guided_decoding_guide": texts("{")},
+            "the json_schema guide is not supported: guided_decoding.json_schema is not valid JSON",
+        ),
         ({"text_input": texts("")}, "text_input is empty"),
         ({"text_input": texts("broken")}, "Edge-LLM aborted the request"),
     ],

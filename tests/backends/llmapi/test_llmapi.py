@@ -322,6 +322,17 @@ def test_prompts_beyond_a_step_are_processed_in_chunks(version: str, sizes: dict
     assert document.get("enable_chunked_prefill", False) is chunked
 
 
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [("1.1.0", ["version"]), ("1.2.1", ["grammar"]), ("1.3.0rc29", []), ("1.4.0rc1", [])],
+)
+def test_structured_output_starts_a_grammar_backend_from_1_2_on(version: str, code: list[str]) -> None:
+    context = case(version, "ngram", serving__structured_output=True)
+    assert model_yaml(context, "../../checkpoints/target", None)["guided_decoding_backend"] == "xgrammar"
+    assert "guided_decoding_backend" not in model_yaml(case(version, "ngram"), "../../checkpoints/target", None)
+    assert [each.code for each in BACKEND.check(context) if each.path == "serving.structured_output"] == code
+
+
 def test_model_yaml_has_the_revision_of_a_hub_id() -> None:
     revision = "0" * 40
     asked = case(target__model="org/model", target__revision=revision)
@@ -495,6 +506,11 @@ REFUSED = [
         "serving.placement.draft placement",
         "this engine loads the draft on the target's GPUs",
     ),
+    (
+        {"version": "1.0.0", "method": "ngram", "serving__structured_output": True},
+        "serving.structured_output version",
+        "TensorRT-LLM 1.0.0 does not support structured output with speculation",
+    ),
 ]
 
 
@@ -539,6 +555,11 @@ WARNED = [
         {"engine__extra": {"gemm_plugin": "auto"}},
         "engine.extra.gemm_plugin unused",
         "an option of trtllm-build, which the LLM API does not use",
+    ),
+    (
+        {"method": "ngram", "serving__structured_output": True},
+        "serving.structured_output grammar",
+        "a grammar without a continuation ends the executor of TensorRT-LLM 1.2.1",
     ),
 ]
 

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
+from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints, openai_answer
 from tests.serving.triton.fakes import make_pb_utils
 from tests.serving.triton.serving import DOUBLES, Served, serving
 from tests.serving.triton.streams import generate_stream
 from trtspec.backends.common.steps import token_models
 from trtspec.backends.llmapi.artifact import MODEL_YAML, MODELS
+from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
 from trtspec.engine.generation.request import Stats, Update
 from trtspec.serving.triton.client import Client
@@ -32,7 +33,7 @@ from trtspec.serving.triton.repository_writer import ServingSettings
 pytestmark = pytest.mark.triton
 
 SERVING = ServingSettings(max_batch_size=4)
-LIMITS = {"max_input_len": 32, "max_seq_len": 256, "gpu_ids": (1,)}
+LIMITS = {"max_input_len": 32, "max_seq_len": 256, "gpu_ids": (1,), "draft_len": 3}
 TRTLLM = "1.3.0rc27"
 
 
@@ -97,15 +98,39 @@ class TestServed(AnswersFromATable):
 def test_unreported_drafts_are_counted_by_decoding_iterations(
     drafts: bool, decoding_iter: int, reported: tuple[int, int] | None, expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = counted(monkeypatch, reported, decoding_iter, sizes=[10], drafts=drafts)
+    assert (found.drafted, found.accepted, found.steps) == expected
+    assert found.draft_steps == (found.steps if drafts else 0)
+    assert found.accepted_by_position == ()  # a response with the tokens of several iterations has no positions
+
+
+@pytest.mark.parametrize(("sizes", "positions"), [([1, 3, 1, 4, 1], (2, 2, 1)), ([1, 3, 5, 1], ()), ([4, 1, 3, 1], ())])
+def test_positions_follow_from_responses_of_one_iteration_each(
+    sizes: list[int], positions: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = counted(monkeypatch, (12, 5), decoding_iter=5, sizes=sizes, drafts=True)
+    assert found.accepted_by_position == positions
+
+
+def counted(
+    monkeypatch: pytest.MonkeyPatch,
+    reported: tuple[int, int] | None,
+    decoding_iter: int,
+    sizes: list[int],
+    *,
+    drafts: bool,
+) -> Stats:
+    """Return the counts of ten tokens, of which `sizes` came with each response."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", make_pb_utils())
     with_counts = importlib.import_module("trtspec.backends.llmapi.served_model").with_counts
     counts = reported and SimpleNamespace(total_draft_tokens=reported[0], total_accepted_draft_tokens=reported[1])
     metrics = SimpleNamespace(speculative_decoding=counts, timing_metrics=None)
-    result = SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7] * 10, request_perf_metrics=metrics)])
+    output = SimpleNamespace(token_ids=[7] * 10, request_perf_metrics=metrics)
+    result = SimpleNamespace(outputs=[output], decoding_iter=decoding_iter)
     update = Update((7,), "length", Stats(new_tokens=10))
     sys.modules.pop("trtspec.backends.llmapi.served_model")  # imports the stub of this test
-    found = with_counts(update, result, drafts=drafts, steps=max(0, decoding_iter - 1)).stats
-    assert (found.drafted, found.accepted, found.steps) == expected
+    found: Stats = with_counts(update, result, sizes, drafts=drafts).stats
+    return found
 
 
 @pytest.mark.parametrize(
@@ -133,7 +158,15 @@ def test_request_is_converted_to_llm_sampling_params(request_, expected, client:
         ({"repetition_penalty": 1.2}, "repetition_penalty 1.2 is not supported by the LLM API"),
         ({"bad_words": ["x"]}, "bad_words is not supported by the LLM API"),
         ({"return_generation_logits": True}, "return_generation_logits is not supported by the LLM API"),
-        ({"num_draft_tokens": 0}, "num_draft_tokens is not supported by the LLM API: model.yaml decides"),
+        (
+            {"num_draft_tokens": 2},
+            "num_draft_tokens 2 is not supported by the LLM API, whose draft length 3 is the same",
+        ),
+        ({"guided_decoding_guide": "{}"}, "guided_decoding_guide requires guided_decoding_guide_type"),
+        (
+            {"guided_decoding_guide_type": "json"},
+            "structured output is not supported by this deployment of the LLM API",
+        ),
         ({"min_length": 3}, "min_length 3 is not supported by the LLM API"),
         ({"tempreature": 1.0}, "did you mean temperature?"),
         ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
@@ -149,6 +182,85 @@ def test_failed_request_returns_an_error_and_the_next_is_served(change, message:
     with pytest.raises(DeployError, match=message):
         list(generate_stream(client, {**request, **change}))
     assert client.generate(request)["text_output"] == ANSWERS["until"]
+
+
+def test_larger_num_draft_tokens_than_the_engines_is_accepted(client: Client) -> None:
+    request = {"text_input": "until", "max_tokens": 20, "num_draft_tokens": 3}
+    assert client.generate(request)["text_output"] == ANSWERS["until"]
+
+
+def test_openai_answer_has_the_draft_statistics_that_the_engine_reports(served: Served, artifact: Path) -> None:
+    assert openai_answer(served, artifact)["metrics"]["speculative_decoding"] == {
+        "mean_acceptance_length": 1 + 9 / 7,
+        "draft_acceptance_rate": 0.75,
+        "num_spec_steps": 7,
+        "num_accepted_draft_tokens": 9,
+        "num_draft_tokens": 12,
+        "num_spec_tokens": 3,  # no histogram: the double's table does not accept what its responses imply
+    }
+    refused = openai_answer(served, artifact, num_draft_tokens=1)["error"]
+    assert refused["message"].startswith("num_draft_tokens 1 is not supported by the LLM API")
+    guided = openai_answer(served, artifact, response_format={"type": "json_object"})["error"]
+    assert guided["message"].endswith("build its recipe with serving.structured_output: true")
+
+
+def test_answer_by_ids_has_the_steps_of_its_drafts(served: Served, artifact: Path) -> None:
+    ids = Tokenizer(artifact / "tokenizer").encode("prompt 1")
+    request = {"input_ids": ids, "input_lengths": len(ids), "request_output_len": 60, "exclude_input_in_output": True}
+    (answer,) = generate_stream(served.client, request | {"streaming": False}, "tensorrt_llm")
+    # 22 tokens in iterations of three, the first of which is the prefill, and the last has the end id alone
+    assert (answer["num_draft_steps"], answer["accepted_by_position"]) == (7, [6, 6])
+
+
+GUIDES = [
+    ({"guided_decoding_guide_type": "json"}, {"json_object": True}),
+    (
+        {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"type":"object"}'},
+        {"json": '{"type":"object"}'},
+    ),
+    ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"}, {"regex": "a+"}),
+    (
+        {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": 'root ::= "a"'},
+        {"grammar": 'root ::= "a"'},
+    ),
+]
+
+
+def test_guides_are_converted_to_guided_decoding_params(tmp_path: Path) -> None:
+    root, limits = tmp_path / "artifact", LIMITS | {"structured_output": True}
+    make_artifact(root, SERVING, limits, guided_decoding_backend="xgrammar")
+    request = {"text_input": "until", "max_tokens": 20}
+    with serving(tmp_path, root / "model_repository", environment={"TRTLLM_DOUBLE": TRTLLM}) as server:
+        for guide, expected in GUIDES:
+            assert server.client.generate(request | guide)["text_output"] == ANSWERS["until"]
+            guided = asked(root)[-1]["guided_decoding"]
+            assert {name: value for name, value in guided.items() if value} == expected
+        server.client.generate(request)
+        assert asked(root)[-1]["guided_decoding"] is None
+        for guide, message in (
+            (
+                {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": "{"},
+                "the guide is not supported: Expe",
+            ),
+            ({"guided_decoding_guide_type": "xml"}, "the guide type is 'xml', expected one of json, json_schema"),
+            (
+                {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a" * 131073},
+                "expected at most 131,072",
+            ),
+        ):
+            with pytest.raises(DeployError, match=message):
+                server.client.generate(request | guide)
+
+
+def test_guide_is_rejected_if_the_llm_api_removed_its_backend(tmp_path: Path) -> None:
+    """As it does for models that it cannot guide; their texts would be unconstrained."""
+    root = tmp_path / "artifact"
+    make_artifact(root, SERVING, LIMITS | {"structured_output": True})
+    with (
+        serving(tmp_path, root / "model_repository", environment={"TRTLLM_DOUBLE": TRTLLM}) as server,
+        pytest.raises(DeployError, match="structured output is not supported by the LLM API for this model"),
+    ):
+        server.client.generate({"text_input": "until", "max_tokens": 20, "guided_decoding_guide_type": "json"})
 
 
 def test_version_1_0_without_streaming_rejects_sampling_and_shuts_down(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
+from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints, openai_answer
 from tests.serving.triton.fakes import make_pb_utils
 from tests.serving.triton.serving import DOUBLES, Served, serving
 from tests.serving.triton.streams import generate_stream
@@ -47,7 +47,8 @@ def make_artifact(root: Path, arguments: dict[str, Any], **serving: Any) -> None
     make_checkpoints(root, pause_s=0.001)
     settings = ServingSettings(**{"max_batch_size": 4, **serving})
     documents = {ENGINE_JSON.name: json.dumps(arguments), "adaptive.json": json.dumps(ADAPTIVE)}
-    step = token_models(MODELS, settings, documents, max_input_len=32, max_seq_len=256, gpu_ids=(1,))
+    facts = {"structured_output": not arguments["skip_tokenizer_init"], "draft_len": 3}
+    step = token_models(MODELS, settings, documents, max_input_len=32, max_seq_len=256, gpu_ids=(1,), **facts)
     step.emit(root / "model_repository")
     # the stub searches the model's directory before any other path that a test can set
     shutil.copytree(DOUBLES / "sglang" / "sglang", root / "model_repository" / ENGINE_JSON.parent / "sglang")
@@ -72,7 +73,7 @@ def client(served: Served) -> Client:
 
 
 class TestServed(AnswersFromATable):
-    STEPS = 4
+    STEPS, BY_POSITION = 4, 9
 
     def test_draft_counts_are_reported_for_answers_that_end_early(self, client: Client) -> None:
         answer = client.generate({"text_input": "until", "max_tokens": 64, "stop_words": ["two"]})
@@ -107,7 +108,8 @@ def test_request_is_converted_to_sglang_sampling_params(request_, expected, clie
         ({"repetition_penalty": 1.2}, "repetition_penalty 1.2 is not supported by SGLang"),
         ({"bad_words": ["x"]}, "bad_words is not supported by SGLang"),
         ({"return_generation_logits": True}, "return_generation_logits is not supported by SGLang"),
-        ({"num_draft_tokens": 0}, "num_draft_tokens is not supported by SGLang: engine.json decides"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens 0 is not supported by SGLang, whose draft length 3 is the same"),
+        ({"guided_decoding_guide_type": "json"}, "structured output is not supported by this deployment of SGLang"),
         ({"max_tokens": 1000}, "prompt and max_tokens are 1005 tokens together, at most 256 fit"),
         ({"text_input": "unknown"}, "internal error [0-9a-f]{12}: see the server's log under this id"),
     ],
@@ -117,6 +119,50 @@ def test_failed_request_returns_an_error_and_the_next_is_served(change, message:
     with pytest.raises(DeployError, match=message):
         client.generate({**request, **change})
     assert client.generate(request)["text_output"] == ANSWERS["until"]
+
+
+def test_openai_answer_has_the_draft_statistics_that_the_engine_reports(served: Served, artifact: Path) -> None:
+    assert openai_answer(served, artifact)["metrics"]["speculative_decoding"] == {
+        "mean_acceptance_length": 1 + 9 / 4,
+        "draft_acceptance_rate": 0.75,
+        "acceptance_histogram": [1, 0, 0, 3],
+        "num_spec_steps": 4,
+        "num_accepted_draft_tokens": 9,
+        "num_draft_tokens": 12,
+        "num_spec_tokens": 3,
+    }
+    refused = openai_answer(served, artifact, num_draft_tokens=1)["error"]
+    assert refused["message"].startswith("num_draft_tokens 1 is not supported by SGLang")
+    guided = openai_answer(served, artifact, response_format={"type": "json_object"})["error"]
+    assert guided["message"].endswith("build its recipe with serving.structured_output: true")
+
+
+def test_answer_by_ids_has_the_histogram_of_accepted_drafts(served: Served, artifact: Path) -> None:
+    ids = Tokenizer(artifact / "tokenizer").encode("prompt 1")
+    request = {"input_ids": ids, "input_lengths": len(ids), "request_output_len": 60, "exclude_input_in_output": True}
+    (answer,) = generate_stream(served.client, request | {"streaming": False}, "tensorrt_llm")
+    # 9 of 12 tokens were accepted in 4 steps, 3 of which accepted all 3
+    assert (answer["num_draft_steps"], answer["accepted_by_position"]) == (4, [3, 3, 3])
+
+
+def test_guides_are_converted_to_sglang_sampling_params(tmp_path: Path) -> None:
+    root = tmp_path / "artifact"
+    make_artifact(root, ARGUMENTS | {"skip_tokenizer_init": False})
+    request = {"text_input": "until", "max_tokens": 20}
+    guides = {"json_schema": '{"type":"object"}', "regex": "a+", "ebnf": 'root ::= "a"'}
+    with serving(tmp_path, root / "model_repository") as server:
+
+        def sent(kind: str, guide: str = "") -> dict[str, Any]:
+            tensors = {"guided_decoding_guide_type": kind} | ({"guided_decoding_guide": guide} if guide else {})
+            assert server.client.generate(request | tensors)["text_output"] == ANSWERS["until"]
+            return {name: value for name, value in asked(root)[-1].items() if name in guides}
+
+        assert sent("json") == {"json_schema": "{}"}
+        for theirs, ours in {"json_schema": "json_schema", "regex": "regex", "ebnf": "ebnf_grammar"}.items():
+            assert sent(ours, guides[theirs]) == {theirs: guides[theirs]}
+        wrong = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": "{"}
+        with pytest.raises(DeployError, match="SGLang rejects the request: Failed to compile json grammar"):
+            server.client.generate(request | wrong)
 
 
 def test_repository_without_streaming_sends_one_response_and_shuts_down(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ TARGET, DRAFT = "../../checkpoints/target", "../../checkpoints/draft"
 NEWEST = "0.5.23"
 
 
-def emitted(name: str) -> dict[str, Any]:
-    context, _, draft = case(name)
+def emitted(name: str, **changes: Any) -> dict[str, Any]:
+    context, _, draft = case(name, **changes)
     document = engine_arguments(context, TARGET, DRAFT if draft else None)
     return {key.removeprefix("speculative_"): value for key, value in document.items()}
 
@@ -72,6 +72,12 @@ def test_recipe_is_converted_to_sglang_arguments() -> None:
     assert emitted("tensor")["tp_size"] == 2
     assert emitted("ngram")["ngram_max_trie_depth"] == 4 + 8
     assert emitted("dspark_shorter")["dspark_block_size"] == 4
+
+
+def test_structured_output_needs_the_tokenizer_of_sglang() -> None:
+    assert emitted("eagle3", serving__structured_output=True)["skip_tokenizer_init"] is False
+    for name, version in (("eagle3", "0.5.12"), ("dflash", "0.5.17"), ("dspark", NEWEST)):
+        assert not [key for key in found(name, version, serving__structured_output=True) if "structured" in key]
 
 
 def test_hub_sources_have_their_revisions() -> None:
@@ -174,6 +180,13 @@ def test_schedule_has_one_draft_length_per_batch_size() -> None:
             {"target_facts": facts(MODELS["glm"] | {"architectures": ["OtherForCausalLM"]})},
             "speculation.method version",
             "does not draft with MTP layers of OtherForCausalLM",
+        ),
+        (
+            "dflash",
+            "0.5.16",
+            {"serving__structured_output": True},
+            "serving.structured_output version",
+            "SGLang 0.5.16 does not support structured output with dflash",
         ),
     ],
 )

@@ -142,7 +142,8 @@ def test_text_inputs_differ_from_upstream_only_by_listed_tensors(emitted, method
 def test_text_outputs_differ_from_upstream_only_by_listed_tensors(emitted, method: str, model: str) -> None:
     """An engine's outputs for logits, cache and timing are available from tensorrt_llm itself."""
     known, ours = {*upstream.ENSEMBLE_OUTPUTS}, {*map(facts, emitted[method][model].output)}
-    assert ours - known == {Tensor("sequence_length", "INT32", (-1,), "")}
+    steps = {Tensor("num_draft_steps", "INT32", (1,), ""), Tensor("accepted_by_position", "INT32", (-1,), "")}
+    assert ours - known == {Tensor("sequence_length", "INT32", (-1,), ""), *steps}
     assert {tensor.name for tensor in known - ours} == {
         *("cum_log_probs", "output_log_probs", "context_logits", "generation_logits", "batch_index"),
         *("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks"),

@@ -109,7 +109,8 @@ def test_answer_counts_adds_acceptance_outputs_to_the_ensemble(tmp_path: Path) -
     answer_counts(tmp_path)
     config = load_config(tmp_path / "ensemble" / "config.pbtxt")
     new = {output.name for output in config.output} - before
-    assert new == {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}
+    rates, steps = {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}, {"num_draft_steps"}
+    assert new == {*rates, *steps, "accepted_by_position"}
     assert new <= {*config.ensemble_scheduling.step[-1].output_map.values()}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -62,6 +64,7 @@ SPECULATION: dict[str, dict[str, Any]] = {
     "eagle3": {"draft_len": 5, "draft": {"model": str(MODELS / "quickstart-eagle3")}},
     "suffix": {"draft_len": 16, "options": {"max_cached_requests": 0}},  # else drafts depend on the order of responses
 }
+ALONE: dict[str, str] = {}  # guided texts of the first method, which is none
 KILLED = "none"  # also overloaded; a separate process, because the supervisor checks whether a late server computes
 METHODS = [method for method in SPECULATION if method in BACKEND.methods()]
 assert {*METHODS} == BACKEND.runs, "README claims that the text of these methods is compared on the real vLLM"
@@ -269,6 +272,40 @@ def look_up(text: list[int], draft_len: int, least: int = 2, most: int = 16) -> 
             if text[start : start + length] == suffix:
                 return text[start + length : start + length + draft_len]
     return []
+
+
+def test_guided_texts_fit_their_grammars_whatever_is_drafted(served: Served) -> None:
+    """Greedy texts; those of the drafting methods equal those of the target alone."""
+    if not [*engine_python("vllm").parents[1].glob("lib/python*/site-packages/lmformatenforcer")]:
+        pytest.skip("vLLM's environment is older than its list of packages: make vllm")
+    schema = json.dumps({"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]})
+    guides = {"regex": "(ab|cd){4}", "ebnf_grammar": 'root ::= ("x" | "y") [0-9]{3}', "json_schema": schema, "json": ""}
+    for kind, guide in guides.items():
+        guided = {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
+        answer = text(served.client, PROMPTS[0], **guided)
+        if kind == "regex":
+            assert re.fullmatch(guide, answer)
+        elif kind == "ebnf_grammar":
+            assert re.fullmatch("[xy][0-9]{3}", answer)
+        elif kind == "json_schema" and len(answer) < MAX_TOKENS:  # otherwise max_tokens may have ended it
+            assert isinstance(json.loads(answer)["id"], int)
+        assert ALONE.setdefault(kind, answer) == answer
+    with pytest.raises(DeployError, match=r"(?i)json"):
+        text(served.client, PROMPTS[0], guided_decoding_guide_type="json_schema", guided_decoding_guide="{")
+
+
+def test_counts_of_each_answer_add_up(served: Served) -> None:
+    for *_, last in served.answers:
+        steps, by_position = last["num_draft_steps"], as_list(last["accepted_by_position"])
+        if served.method == "none":
+            assert (steps, by_position) == (-1, [0])
+        else:
+            assert sum(by_position) == last["total_accepted_draft_tokens"]
+            assert all(steps >= here >= further for here, further in pairwise([*by_position, 0]))
+
+
+def as_list(value: Any) -> list[int]:
+    return value if isinstance(value, list) else [value]
 
 
 def test_token_counts_match_the_torch_engine(served: Served, ours: Torch) -> None:

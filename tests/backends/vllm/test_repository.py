@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backends.source_golden import VLLM, VLLM_CASES, emit_vllm
+from tests.backends.source_golden import DRAFT, TARGET, VLLM, VLLM_CASES, emit_vllm, vllm_case
 from tests.serving.triton.artifact import make_tokenizer
 from tests.serving.triton.fakes import Request, load_model, make_pb_utils, model_args
-from trtspec.backends.vllm.artifact import MODEL_JSON, stage
-from trtspec.serving.triton.config import load_config
+from trtspec.backends.vllm.arguments import model_json
+from trtspec.backends.vllm.artifact import MODEL_JSON, repository_step, stage
+from trtspec.serving.triton.config import load_config, render_config
 
 PLAIN = {
     "max_tokens": 9,
@@ -109,6 +110,19 @@ def answer(adapter: Any, **inputs: Any) -> Any:
         ({"end_id": -1}, {"ignore_eos": True, "stop_token_ids": []}),
         ({"end_id": 5}, {"ignore_eos": True, "stop_token_ids": [5]}),
         ({"beam_width": 1, "repetition_penalty": 1.0, "pad_id": 3, "bad_words": texts("")}, {}),
+        ({"num_draft_tokens": 8}, {}),
+        *(
+            (
+                {"guided_decoding_guide_type": texts(kind), "guided_decoding_guide": texts(guide)},
+                {"structured_outputs": json.dumps({field: guide})},
+            )
+            for kind, field, guide in (
+                ("json_schema", "json", '{"type":"object"}'),
+                ("regex", "regex", "a+"),
+                ("ebnf_grammar", "grammar", 'root ::= "a"'),
+            )
+        ),
+        ({"guided_decoding_guide_type": texts("json")}, {"structured_outputs": json.dumps({"json": "{}"})}),
     ],
 )
 def test_request_is_converted_to_vllm_sampling_parameters(inputs, changed, adapter) -> None:
@@ -130,6 +144,36 @@ def test_end_ids_set_stop_token_ids_and_ignore_eos(ids: list[int], stops: list[i
     assert said["ignore_eos"] == (0 not in ids), "vLLM would end a text at the tokenizer's eos token, which is 0"
 
 
+def test_omitted_sampling_options_have_the_values_of_generation_config(tmp_path: Path) -> None:
+    root, settings = tmp_path / "model_repository", {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    make_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "generation_config.json").write_text(json.dumps(settings))
+    repository_step(model_json(vllm_case("ngram"), TARGET, DRAFT), "model").emit(root)
+    model = load_model("sampling_parameters", make_pb_utils()).TritonPythonModel()
+    model.initialize(model_args(root / "sampling_parameters"))
+    said = json.loads(answer(model).outputs["sampling_parameters"].item())
+    assert (said["temperature"], said["top_k"], said["top_p"]) == (0.6, 50, 0.9)
+    greedy = json.loads(answer(model, temperature=np.float32(0.0)).outputs["sampling_parameters"].item())
+    assert greedy["temperature"] == 0.0
+    for name in ("ensemble", "sampling_parameters"):  # clients read the ensemble's
+        assert load_config(root / name / "config.pbtxt").parameters["defaults"].string_value == "model"
+
+
+def test_num_draft_tokens_of_an_artifact_without_its_draft_length_is_an_error(tmp_path: Path) -> None:
+    """Artifacts of earlier versions lack the parameter; their engines may draft."""
+    root = tmp_path / "model_repository"
+    make_tokenizer(tmp_path / "tokenizer")
+    emit_vllm("ngram", root)
+    path = root / "sampling_parameters" / "config.pbtxt"
+    config = load_config(path)
+    del config.parameters["draft_len"]
+    path.write_text(render_config(config))
+    model = load_model("sampling_parameters", make_pb_utils()).TritonPythonModel()
+    model.initialize(model_args(root / "sampling_parameters"))
+    error = answer(model, num_draft_tokens=8).error.message
+    assert error.startswith("num_draft_tokens 8 is not supported by vLLM, whose draft length is the same")
+
+
 def test_prompt_is_returned_on_request(adapter) -> None:
     assert answer(adapter, exclude_input_in_output=False).outputs["exclude_input"].tolist() == [[False]]
 
@@ -140,7 +184,19 @@ def test_prompt_is_returned_on_request(adapter) -> None:
         ({"beam_width": 4}, "beam_width 4 is not supported by vLLM"),
         ({"bad_words": texts("x")}, "bad_words is not supported by vLLM"),
         ({"return_generation_logits": True}, "return_generation_logits is not supported by vLLM"),
-        ({"num_draft_tokens": 0}, "num_draft_tokens is not supported by vLLM: model.json decides"),
+        (
+            {"num_draft_tokens": 0},
+            "num_draft_tokens 0 is not supported by vLLM, whose draft length 8 is the same for all",
+        ),
+        (
+            {"guided_decoding_guide_type": texts("xml")},
+            "the guide type is 'xml', expected one of json, json_schema, regex",
+        ),
+        ({"guided_decoding_guide_type": texts("regex")}, "the regex guide is empty"),
+        (
+            {"guided_decoding_guide_type": texts("regex"), "guided_decoding_guide": texts("a" * 131073)},
+            "the guide has 131,073 bytes, expected at most 131,072",
+        ),
         ({"text_input": texts("")}, "text_input is empty"),
         ({"seed": 2**63}, "seed is 9223372036854775808, but vLLM supports at most 9223372036854775807"),
         ({"max_tokens": 0}, "max_tokens is 0, expected at least 1"),

@@ -101,6 +101,8 @@ def test_concurrent_clients_each_get_their_own_answer(client: Client) -> None:
         ({"max_tokens": 2, "length_penalty": 0.8, "random_seed": 3, "accumulate_tokens": True}, "answer 1"),
         ({"stop_words": ["é", "and"]}, "answer 1: "),
         ({"exclude_input_in_output": False}, "prompt 1answer 1: é and more"),
+        ({"num_draft_tokens": 8}, "answer 1: é and more"),
+        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a.*"}, "answer 1: é and more"),
     ],
 )
 def test_request_fields_change_the_answer(change: dict[str, Any], text: str, client: Client) -> None:
@@ -110,7 +112,13 @@ def test_request_fields_change_the_answer(change: dict[str, Any], text: str, cli
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_draft_tokens": 0}, "num_draft_tokens is not supported by vLLM: model.json decides"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens 0 is not supported by vLLM, whose draft length 8 is the same"),
+        ({"num_draft_tokens": -1}, "num_draft_tokens is -1, expected 0 or more"),
+        ({"guided_decoding_guide": "{}"}, "guided_decoding_guide requires guided_decoding_guide_type"),
+        (
+            {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": "{"},
+            "Invalid JSON grammar specification",
+        ),
         ({"frequency_penalty": 0.5}, "frequency_penalty 0.5 is not supported by vLLM"),
         ({"bad_words": ["x"]}, "bad_words is not supported by vLLM"),
         ({"text_input": "unknown"}, "Error generating stream: 'unknown'"),

@@ -51,7 +51,9 @@ SAMPLING = {
     "stop": list,
     "ignore_eos": bool,
     "stop_token_ids": list,
+    "structured_outputs": str,  # JSON, which the backend parses
 }
+GUIDES = {"json", "regex", "choice", "grammar", "json_object", "structural_tag"}
 
 
 class TritonPythonModel:
@@ -189,10 +191,25 @@ def read(request: Any) -> tuple[str, bool, bool, dict[str, Any], bool]:
     for key, value in asked.items():
         if not isinstance(value, SAMPLING[key]):
             raise TypeError(f"{key} is {value!r}")
+    check_guide(json.loads(asked.get("structured_outputs", "null")))
     if asked["seed"] >= 2**63:
         raise OverflowError("Python int too large to convert to C long")
     wants = [tensor(request, f"return_num_{what}_tokens") for what in ("input", "output")]
     return tensor(request, "text_input")[0].decode(), stream, prepend, asked, all(want is not None for want in wants)
+
+
+def check_guide(guide: dict[str, Any] | None) -> None:
+    """Raise the errors of StructuredOutputsParams and of vLLM's validation."""
+    if guide is None:
+        return
+    if unknown := guide.keys() - GUIDES:
+        raise TypeError(f"StructuredOutputsParams got unexpected keywords {sorted(unknown)}")
+    if len(guide) != 1:
+        raise ValueError("You can only use one kind of structured outputs constraint")
+    try:
+        json.loads(guide.get("json", "{}"))
+    except ValueError:
+        raise ValueError("Invalid JSON grammar specification.") from None
 
 
 def answer(text: str, prompt: str, count: int, counts: bool) -> Any:

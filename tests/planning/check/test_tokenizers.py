@@ -137,6 +137,7 @@ def test_generation_settings_not_applied_to_requests_are_a_warning(trtspec: Run,
     assert problem["message"].endswith(": num_beams 4: not applied to requests, unlike in transformers' generate")
 
 
+MODEL_DEFAULTS = ("--set", "serving.defaults=model", "--set", "engine.gpu=h100")
 NEUTRAL = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.0, "num_beams": 1,
            "no_repeat_ngram_size": 0, "max_length": 4096, "use_cache": True, "min_length": 0}  # fmt: skip
 
@@ -170,10 +171,18 @@ def test_invalid_generation_settings_are_an_error(
     assert said in problem["message"]
 
 
-@pytest.mark.parametrize("backend", ["vllm", "tensorrt_llm", "llmapi", "sglang"])
-def test_model_defaults_are_an_error_on_unsupported_backends(backend: str, trtspec: Run, recipe: Path) -> None:
-    found = _problems(
-        trtspec, recipe, "--set", "serving.defaults=model", "--set", f"engine.backend={backend}", "--set",
-        "engine.gpu=h100",
-    )  # fmt: skip
+def test_model_defaults_are_an_error_on_an_unsupported_backend(trtspec: Run, recipe: Path) -> None:
+    found = _problems(trtspec, recipe, *MODEL_DEFAULTS, "--set", "engine.backend=tensorrt_llm")
     assert [each["severity"] for each in found if each["path"] == "serving.defaults"] == ["error"]
+
+
+@pytest.mark.parametrize("backend", ["vllm", "llmapi", "sglang"])
+def test_model_defaults_are_sampling_options_on_backends_without_penalties(
+    backend: str, trtspec: Run, recipe: Path
+) -> None:
+    settings = {"do_sample": True, "temperature": 0.6, "repetition_penalty": 1.3, "min_p": 0.1}
+    rewrite(recipe.parent / "target" / "generation_config.json", **settings)
+    found = _problems(trtspec, recipe, *MODEL_DEFAULTS, "--set", f"engine.backend={backend}")
+    (problem,) = [each for each in found if each["path"] == "serving.defaults" and each["code"] == "generation-config"]
+    assert (problem["severity"], problem["hint"]) == ("warning", "this backend supports sampling only")
+    assert ": repetition_penalty 1.3, min_p 0.1: not applied" in problem["message"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,3 +140,26 @@ def test_speculation_metrics_use_the_vllm_format(tokenizer: Tokenizer) -> None:
         "num_draft_tokens": 12,
         "num_spec_tokens": 3,
     }
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((12, 6, 4, (0,)), {"draft_acceptance_rate": 0.5, "num_draft_tokens": 12}),  # without positions: no histogram
+        ((0, 6, 4, (4, 2)), {}),  # zeros of engines that do not count drafts are unknown
+        ((0, 0, 4, (0,)), {}),
+        ((0, 0, -1, (0,)), None),  # steps are unknown
+    ],
+)
+def test_speculation_metrics_omit_unknown_counts(counts: Any, expected: Any, tokenizer: Tokenizer) -> None:
+    text = TokenGeneration(asked(max_tokens=9), (1,), tokenizer, TextPieces(tokenizer))
+    names = ("total_draft_tokens", "total_accepted_draft_tokens", "num_draft_steps", "accepted_by_position")
+    raw = {name: np.array([value], np.int32).tobytes() for name, value in zip(names, counts, strict=True)}
+    text.take(response([5], **raw), last=True)
+    found = speculation_metrics(text, 3)
+    if expected is None:
+        assert found is None
+        return
+    _, accepted, steps, _ = counts
+    shared = {"num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_spec_tokens": 3}
+    assert found == {"mean_acceptance_length": 1 + accepted / steps, **shared, **expected}

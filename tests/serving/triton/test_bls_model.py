@@ -328,6 +328,9 @@ def test_stream_sends_whole_characters_and_ends_with_counts(root, pb_utils) -> N
     assert (last["num_input_tokens"], last["num_output_tokens"], last["sequence_index"]) == (3, 20, 0)
     assert 0 < last["total_accepted_draft_tokens"] < last["total_draft_tokens"]
     assert last["acceptance_rate"] == pytest.approx(last["total_accepted_draft_tokens"] / last["total_draft_tokens"])
+    by_position = sent[-1][0].outputs["accepted_by_position"].ravel().tolist()
+    assert sum(by_position) == last["total_accepted_draft_tokens"]
+    assert 20 - last["total_accepted_draft_tokens"] >= last["num_draft_steps"] >= by_position[0] > 0
 
 
 def test_response_has_only_the_requested_outputs(root, pb_utils) -> None:
@@ -627,7 +630,8 @@ def test_bls_model_declares_the_tensors_of_the_ensemble() -> None:
     missing = {"prompt_ignore_length", "num_top_logprobs", "guided_decoding_guide_type", "guided_decoding_guide"}
     assert bls_inputs == {name: kind for name, kind in inputs.items() if name not in missing} | added
     scores = {"generation_logits", "output_log_probs", "cum_log_probs", "top_logprobs", "top_logprob_ids"}
-    assert bls_outputs == {name: kind for name, kind in outputs.items() if name not in scores}
+    steps = {"num_draft_steps": (8, (1,)), "accepted_by_position": (8, (-1,))}
+    assert bls_outputs == {name: kind for name, kind in outputs.items() if name not in scores} | steps
 
 
 def counted(pb_utils: Any, name: str, *label: str) -> float:
@@ -651,8 +655,9 @@ def test_metrics_of_a_draft_pair_count_requests_tokens_and_steps(root, pb_utils)
 @pytest.mark.slow
 def test_metrics_of_a_self_drafting_target_omit_steps_and_positions(root, pb_utils) -> None:
     answer = tokens(*b"abc", total_draft_tokens=[[6]], total_accepted_draft_tokens=[[2]])
-    run(start(root, pb_utils, lambda *_: [answer], **ALONE), ask(stream=True))
+    [sent] = run(start(root, pb_utils, lambda *_: [answer], **ALONE), ask(stream=True))
     assert (counted(pb_utils, "drafted_tokens_total"), counted(pb_utils, "accepted_tokens_total")) == (6, 2)
+    assert not {"num_draft_steps", "accepted_by_position"} & sent[-1][0].outputs.keys()
     unknown = ("steps", "position", "fallbacks", "breaker")
     assert not [name for name, *_ in pb_utils.exported if any(word in name for word in unknown)]
 

@@ -17,6 +17,7 @@ from trtspec.recipe.schema import Recipe, Speculation
 
 METHOD, OPTIONS, DRAFT = "speculation.method", "speculation.options", "speculation.draft.model"
 SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
+STRUCTURED_OUTPUT = "serving.structured_output"
 
 
 def check_features(
@@ -61,6 +62,14 @@ def check_warmup(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
         hint = _alternative("remove it", [name for name, each in backends().items() if each.warms])
         hint += "; deploy --wait-for-warmup waits for a first text"
         yield Diagnostic("serving.warmup", "not-supported", message, hint)
+
+
+def check_structured_output(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
+    """Yield an error if the recipe requires structured output and the backend does not support it."""
+    if recipe.serving.structured_output and backend.structured_output == "never":
+        message = f"structured output is not supported by this backend ({backend.summary})"
+        names = [name for name, each in backends().items() if each.structured_output != "never"]
+        yield Diagnostic(STRUCTURED_OUTPUT, "not-supported", message, _alternative("remove it", names))
 
 
 def _alternative(remove: str, names: list[str]) -> str:

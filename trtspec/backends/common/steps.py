@@ -153,6 +153,8 @@ def token_models(
     max_seq_len: int,
     gpu_ids: Sequence[int] = (),
     greedy_only: bool = False,
+    structured_output: bool = False,
+    draft_len: int = 0,
 ) -> EmitModels:
     """Return the step that emits the repository of a backend whose Python model runs its engine on token ids.
 
@@ -161,7 +163,8 @@ def token_models(
 
     `own` is the folder of the backend's models. `documents` are the files with the engine's arguments, by name; paths
     in them are relative to the model's directory. Lengths are in tokens. `gpu_ids` are the GPUs that are visible to the
-    engine; empty means all. With `greedy_only`, sampled requests are rejected.
+    engine; empty means all. With `greedy_only`, sampled requests are rejected; without `structured_output`, those with
+    a grammar. `draft_len` is the number of tokens that the engine drafts, which requests cannot change.
     """
     parameters: Parameters = {
         "tokenizer_dir": from_model(TOKENIZER),
@@ -169,6 +172,8 @@ def token_models(
         "max_seq_len": max_seq_len,
         "gpu_device_ids": ",".join(map(str, gpu_ids)),
         "greedy_only": greedy_only,
+        "structured_output": structured_output,
+        "draft_len": draft_len,
     }
     files = {f"{TARGET}/1/{name}": text for name, text in documents.items()}
     return EmitModels(read_models(own), serving, TEXT_MODELS, parameters, files, own)

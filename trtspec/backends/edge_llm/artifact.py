@@ -57,7 +57,8 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         steps |= {arguments.onnx(role): _export(context, role, checkpoints, tools) for role in checkpoints}
     steps |= companion_steps(context, reader)
     document, concurrency = arguments.model_json(context), engine_.max_batch_size
-    steps[REPOSITORY] = repository_step(document, concurrency, streaming=context.resolved.serving.streaming)
+    serving = context.resolved.serving
+    steps[REPOSITORY] = repository_step(document, concurrency, streaming=serving.streaming, defaults=serving.defaults)
     steps[""] = DescribeBuild(command, tuple(facts.items()))
     lack = tools.lack()
     runs = [directory for directory, step in steps.items() if isinstance(step, RunEdgeTool)]
@@ -153,14 +154,20 @@ def _notes(command: tuple[str, ...], tools: EdgeToolchain, target: StageCheckpoi
         yield "the target lacks a chat template, which Edge-LLM requires: its copy gets one that adds nothing to a text"
 
 
-def repository_step(document: Mapping[str, Any], concurrency: int, *, streaming: bool) -> EmitModels:
+def repository_step(
+    document: Mapping[str, Any], concurrency: int, *, streaming: bool, defaults: str = "trtspec"
+) -> EmitModels:
     """Return the step that emits the models; `document` is the content of model.json.
 
-    `concurrency` is the number of parallel requests. Edge-LLM batches requests itself, so its model receives single
-    requests as they arrive.
+    `concurrency` is the number of parallel requests, `defaults` is `serving.defaults` of the recipe. Edge-LLM batches
+    requests itself, so its model receives single requests as they arrive.
     """
-    unbatched = ServingSettings(max_batch_size=0, streaming=streaming)
-    parameters: Parameters = {"tokenizer_dir": from_model(TOKENIZER), "concurrency": concurrency}
+    unbatched = ServingSettings(max_batch_size=0, streaming=streaming, defaults=defaults)
+    parameters: Parameters = {
+        "tokenizer_dir": from_model(TOKENIZER),
+        "concurrency": concurrency,
+        "draft_len": document["llm"].get("speculative_config", {}).get("num_speculative_tokens", 0),
+    }
     documents = {str(MODEL_JSON): json.dumps(document, indent=2) + "\n"}
     return EmitModels(read_models(MODELS), unbatched, (ENSEMBLE, MODEL), parameters, documents, MODELS)
 

@@ -60,13 +60,17 @@ def link_engines(engines: str, arguments: dict[str, Any], cache: Path) -> Any:
 
 @dataclass(frozen=True)
 class EdgeRequest:
-    """A request to Edge-LLM: text, maximum number of new tokens, sampling, stop texts; `alone` disables drafts."""
+    """A request to Edge-LLM: text, maximum number of new tokens, sampling, stop texts; `alone` disables drafts.
+
+    `guide` is the type and the text of a grammar, in Edge-LLM's terms.
+    """
 
     text: str
     max_tokens: int
     sampling: SamplingOptions
     stop: tuple[str, ...]
     alone: bool
+    guide: tuple[str, str] | None = None
 
 
 @dataclass
@@ -120,4 +124,15 @@ def sampling_params(asked: EdgeRequest) -> Any:
     is_sampled = asked.sampling.temperature > 0.0 and asked.sampling.top_k != 1
     if is_sampled:
         sampling = {key: getattr(asked.sampling, key) for key in ("temperature", "top_k", "top_p", "seed")}
+    sampling["guided_decoding"] = asked.guide
     return SamplingParams(max_tokens=asked.max_tokens, disable_spec_decode=asked.alone or is_sampled, **sampling)
+
+
+def guide_error(llm: Any, guide_type: str, guide: str) -> str:
+    """Return the reason why Edge-LLM does not support a grammar; "" if it does."""
+    from experimental.server.runtime.engine import _GUIDE_TYPE_ENUM
+
+    runtime = llm._rt  # the loaded native module, of which one per GPU architecture exists
+    params = runtime.GuidedDecodingParams(_GUIDE_TYPE_ENUM[guide_type](runtime), guide)
+    is_valid, reason = runtime.validate_guided_decoding_params(params)
+    return "" if is_valid else str(reason)

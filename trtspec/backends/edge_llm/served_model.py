@@ -15,9 +15,9 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtspec.backends.edge_llm.runtime import EdgeRequest, EdgeResponse, load, sampling_params
+from trtspec.backends.edge_llm.runtime import EdgeRequest, EdgeResponse, guide_error, load, sampling_params
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, check_request
+from trtspec.engine.generation.request import Constraint, EngineRequest, SamplingOptions, TokenLimits, check_request
 from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.interruptions import DrainWatcher
 from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
@@ -25,14 +25,18 @@ from trtspec.serving.triton.python_models.responses import Responder
 from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
+    check_draft_tokens,
     check_unsupported,
     read_sampling,
     wants_stream,
 )
+from trtspec.serving.triton.python_models.token_io import read_constraint
 
 ENGINE = "Edge-LLM"
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE)  # Edge-LLM does not report drafts
 LIMITS = TokenLimits(max_seq_len=1 << 31)  # Edge-LLM enforces its own limit
+# Edge-LLM's guide types (NVIDIA/TensorRT-Edge-LLM:experimental/server/runtime/engine.py@0.11.0) by trtspec's.
+GUIDE_TYPES = {"json": "json_object", "json_schema": "json_schema", "regex": "regex", "ebnf_grammar": "ebnf"}
 
 
 class TritonPythonModel:
@@ -41,7 +45,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
         self.decoupled, self.inputs = settings.decoupled, settings.inputs
-        self.end_ids = settings.tokenizer().end_ids
+        self.end_ids, self.draft_len = settings.tokenizer().end_ids, settings.draft_len
+        self.sampling_defaults = settings.sampling_defaults
         self.lock = threading.Lock()
         self.shutdown = DrainWatcher(args["model_repository"])
         self.metrics = EngineMetrics(pb_utils, args, METRICS)
@@ -100,15 +105,23 @@ class TritonPythonModel:
             raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
         if inputs.scalar("end_id") not in (None, *self.end_ids):
             raise TrtspecError(f"end_id is not supported by {ENGINE}: texts end with the model's own end ids")
-        if (drafted := inputs.scalar("num_draft_tokens")) not in (None, 0):
-            message = f"num_draft_tokens {drafted} is not supported by {ENGINE}: its engines fix the number"
-            raise TrtspecError(message, hint="0 disables drafts")
+        if (drafted := inputs.scalar("num_draft_tokens")) != 0:  # 0 disables drafts
+            check_draft_tokens(inputs, self.draft_len, ENGINE)
         if not (text := "".join(inputs.texts("text_input"))):
             raise TrtspecError("text_input is empty")
-        sampling = SamplingOptions(**read_sampling(inputs))
-        asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
+        sampling = SamplingOptions(**read_sampling(inputs, defaults=self.sampling_defaults))
+        stop, constraint = tuple(inputs.texts("stop_words")), read_constraint(inputs)
+        asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=stop, constraint=constraint)
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)
-        return EdgeRequest(text, asked.max_new_tokens, sampling, asked.stop, alone=drafted == 0)
+        guide = self.guide(constraint) if constraint else None
+        return EdgeRequest(text, asked.max_new_tokens, sampling, stop, alone=drafted == 0, guide=guide)
+
+    def guide(self, constraint: Constraint) -> tuple[str, str]:
+        """Return a grammar in Edge-LLM's terms; raise TrtspecError with Edge-LLM's reason if it is not supported."""
+        guide = GUIDE_TYPES[constraint.guide_type], constraint.guide if constraint.guide_type != "json" else ""
+        if reason := guide_error(self.llm, *guide):
+            raise TrtspecError(f"the {constraint.guide_type} guide is not supported: {reason}")
+        return guide
 
     def generate(self, asked: EdgeRequest) -> Any:
         """Return an iterator over the generated text; closing it ends the request."""

@@ -106,6 +106,8 @@ BACKEND = Backend(
     warms=True,
     maps_vocabularies=lambda version, method: method == "draft_target",
     defaults=("trtspec", "nvidia", "model"),
+    edits_logits=True,
+    structured_output="always",
     check=check,
     serving=lambda: ServingHooks(extra="embedded"),
     auto=AutoSelection(rank=99, offer=lambda method, gpu: (True, "")),

@@ -119,6 +119,8 @@ BACKEND = Backend(
     package=PACKAGE,
     versions=_versions,
     nearest_versions=True,
+    defaults=("trtspec", "model"),
+    structured_output="optional",
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
     auto=AutoSelection(rank=2, offer=partial(offer_installed, PACKAGE, _methods)),

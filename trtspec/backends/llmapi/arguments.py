@@ -29,6 +29,9 @@ SAMPLES_WITH_DRAFTS = (1, 3)
 # Versions from here on honour a request's sampling options; earlier ones always take the argmax (Ataraksia/
 # TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py@a451bf93, which merges 1.1.0rc6).
 SAMPLES = (1, 1)
+# Versions from here on combine grammars with all of their drafters, and a guide that fails ends only its request
+# (NVIDIA/TensorRT-LLM pulls 6300, 6948 and 9078).
+GRAMMARS = (1, 2)
 # Without it a draft token is accepted if the target samples the same token, which also keeps the target's distribution.
 REJECTION = "use_rejection_sampling"
 
@@ -132,6 +135,8 @@ def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -
         "max_num_tokens": max_num_tokens,
         "kv_cache_config": kv_cache,
     }
+    if recipe.serving.structured_output:
+        document["guided_decoding_backend"] = "xgrammar"
     if max_input_len > max_num_tokens:
         # without it, LLM rejects prompts longer than a step (NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm.py,
         # _check_arguments, in all versions from 1.0 on)

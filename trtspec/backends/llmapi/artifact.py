@@ -101,6 +101,8 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         max_seq_len=engine.max_seq_len,
         gpu_ids=context.resolved.serving.placement.target,
         greedy_only=is_greedy_only(context),
+        structured_output=context.recipe.serving.structured_output,
+        draft_len=context.draft_shape.max_depth,
     )
     facts = {"model_yaml": document}
     return plan_source_artifact(context, reader, PACKAGE, repository, facts, lambda: validate_installed(document))

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from trtspec.backends.common import checks
-from trtspec.backends.common.checks import DRAFT, METHOD, SCHEDULE
+from trtspec.backends.common.checks import DRAFT, METHOD, SCHEDULE, STRUCTURED_OUTPUT
 from trtspec.backends.common.trtllm_versions import VersionSpec, find_version_spec, minor_version, version_specs
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.llmapi import arguments
 from trtspec.backends.llmapi.methods import find_method
+from trtspec.checkpoints.generation_config import read_generation_config
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
 
@@ -28,6 +29,8 @@ ROPE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/attention_backend/interfa
 MODELS = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models"
 INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineForCausalLM"
 LENGTHS_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/interface.py@00b6d5a2, support_dynamic_draft_len"
+GRAMMAR_SOURCE = "NVIDIA/TensorRT-LLM pulls 6300, 6948 and 9078"
+DEAD_END_SOURCE = "NVIDIA/TensorRT-LLM pull 18896"
 GATE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, acceptance_rate_window_size"
 
 
@@ -43,10 +46,15 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield from _check_schedule(context)
         yield from _check_threshold(context)
     yield from _check_options(context)
+    yield from _check_grammars(context)
     if arguments.is_greedy_only(context):
         message = f"TensorRT-LLM {context.version} does not sample from the target's distribution with method {method}"
         hint = "sampled requests are rejected; versions from 1.3 on serve them"
         yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
+        samples = read_generation_config(context.sources["target"].root).values.get("do_sample") is True
+        if context.recipe.serving.defaults == "model" and samples:
+            message = "generation_config.json samples, so requests without sampling options would be rejected"
+            yield Diagnostic("serving.defaults", "greedy-only", message, "set it to trtspec", source=SAMPLER)
     yield from find_method(method).check(context)
     if find_method(method).has_head:
         yield from _check_head(context)
@@ -113,6 +121,21 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
     yield from checks.check_acceptance(context, message, f"{LLM_ARGS}, EagleDecodingConfig")
     yield from checks.check_full_drafts(context, "the LLM API", LLM_ARGS)
     yield from checks.check_any_match(context, "the LLM API", LLM_ARGS)
+
+
+def _check_grammars(context: PlanContext) -> Iterable[Diagnostic]:
+    """Yield an error if the version cannot serve requests with a grammar, and a warning if one can end the engine."""
+    minor = minor_version(context.version)
+    if not context.recipe.serving.structured_output or minor > arguments.GRAMMARS:
+        return
+    if minor < arguments.GRAMMARS:
+        message = f"TensorRT-LLM {context.version} does not support structured output"
+        message += " with speculation" if minor == (1, 0) else ": a guide that does not compile ends its executor"
+        hint = f"remove structured_output, or set engine.version: {'.'.join(map(str, arguments.GRAMMARS))} or later"
+        yield Diagnostic(STRUCTURED_OUTPUT, "version", message, hint, source=GRAMMAR_SOURCE)
+        return
+    message = f"a grammar without a continuation ends the executor of TensorRT-LLM {context.version}"
+    yield Diagnostic(STRUCTURED_OUTPUT, "grammar", message, "versions from 1.3 on", "warning", DEAD_END_SOURCE)
 
 
 def _check_head(context: PlanContext) -> Iterable[Diagnostic]:

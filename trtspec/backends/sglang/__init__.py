@@ -22,6 +22,8 @@ BACKEND = Backend(
     package="sglang",
     versions=lambda: list(releases()),
     nearest_versions=True,
+    defaults=("trtspec", "model"),
+    structured_output="optional",
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
 )

@@ -22,7 +22,9 @@ def engine_arguments(context: PlanContext, target_path: str, draft_path: str | N
     recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
     found: dict[str, Any] = {
         "model_path": target_path,
-        "skip_tokenizer_init": True,  # requests and responses contain ids
+        # requests and responses contain ids, but a grammar needs SGLang's tokenizer
+        # (sgl-project/sglang:python/sglang/srt/constrained/grammar_manager.py@v0.5.23)
+        "skip_tokenizer_init": not recipe.serving.structured_output,
         "enable_metrics": True,  # otherwise requests do not report their queue time
         "dtype": target.dtype,
         "tp_size": target.parallel.tensor,

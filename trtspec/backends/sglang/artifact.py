@@ -86,6 +86,8 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         max_input_len=engine.max_input_len,
         max_seq_len=engine.max_seq_len,
         gpu_ids=context.resolved.serving.placement.target,
+        structured_output=context.recipe.serving.structured_output,
+        draft_len=context.draft_shape.max_depth,
     )
     facts = {f"{name}_json": document for name, document in documents.items()}
     return plan_source_artifact(context, reader, PACKAGE, repository, facts)

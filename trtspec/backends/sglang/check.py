@@ -6,16 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trtspec.backends.common import checks
-from trtspec.backends.common.checks import DRAFT, METHOD, SCHEDULE, VERIFY, source_architecture
+from trtspec.backends.common.checks import DRAFT, METHOD, SCHEDULE, STRUCTURED_OUTPUT, VERIFY, source_architecture
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.versions import SglangMethod, methods, releases
 from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.versions import version_key
 
 SRT = "sgl-project/sglang:python/sglang/srt"
 HOOK = f"{SRT}/arg_groups/speculative_hook.py@v0.5.23"
 ADAPTIVE = f"{SRT}/speculative/adaptive_spec_params.py@v0.5.23"
 EAGLE_WORKER = f"{SRT}/speculative/eagle_worker_v2.py@v0.5.23"
 PIPELINE = f"{SRT}/arg_groups/validation_hook.py@v0.5.23, check_pipeline_parallel_compat"
+GRAMMAR_SOURCE = f"{SRT}/speculative/dflash_utils.py@v0.5.16, validate_dflash_request"
+BLOCKS_WITH_GRAMMARS = "0.5.17"  # the first version whose block drafters support a grammar
 # Formats to which SGLang quantizes 16-bit weights on load, with --quantization
 # (sgl-project/sglang:docs/advanced_features/quantization.md@0f4513c2, "Online Quantization").
 ONLINE = ("fp8",)
@@ -36,6 +39,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield from _check_net(context, methods()[method])
         yield from _check_schedule(context, methods()[method])
         yield from _check_verify(context, methods()[method])
+        yield from _check_grammars(context, methods()[method])
     if method != "none" and context.recipe.target.parallel.pipeline > 1:
         message = "SGLang does not support speculation with pipeline parallelism, except experimentally for EAGLE"
         hint = "use tensor parallelism only"
@@ -105,6 +109,15 @@ def _check_verify(context: PlanContext, method: SglangMethod) -> Iterable[Diagno
     elif method.name == "EAGLE3" and _drafts_fewer_ids(context):
         message = "the drafter has a reduced vocabulary, for which SGLang verifies token by token"
         yield Diagnostic(VERIFY, "vocabulary", message, "set verify: standard", source=EAGLE_WORKER)
+
+
+def _check_grammars(context: PlanContext, method: SglangMethod) -> Iterable[Diagnostic]:
+    """Yield an error if SGLang would reject every request with a grammar."""
+    wanted, version = context.recipe.serving.structured_output, version_key(context.version)
+    if wanted and method.drafts_blocks and version and version < (version_key(BLOCKS_WITH_GRAMMARS) or version):
+        message = f"SGLang {context.version} does not support structured output with {context.method_name}"
+        hint = f"use {BLOCKS_WITH_GRAMMARS} or later, or remove structured_output"
+        yield Diagnostic(STRUCTURED_OUTPUT, "version", message, hint, source=GRAMMAR_SOURCE)
 
 
 def _drafts_fewer_ids(context: PlanContext) -> bool:

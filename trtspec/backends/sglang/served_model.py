@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from trtspec.engine.generation.request import EngineRequest, Update
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import EngineRequest, Stats, Update
 from trtspec.engine.generation.request_state import DecodingStep, RunningRequest
 from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.async_engine_model import (
@@ -25,6 +26,10 @@ from trtspec.serving.triton.python_models.async_engine_model import (
 )
 from trtspec.serving.triton.python_models.tensors import Settings
 
+# Fields of SamplingParams (sgl-project/sglang:python/sglang/srt/sampling/sampling_params.py@v0.5.23) by guide type.
+GUIDE_FIELDS = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex", "ebnf_grammar": "ebnf"}
+ANY_JSON = "{}"
+BAD_REQUEST = 400  # the status of a response that SGLang ends at once, for example because a guide does not compile
 COUNTS_S = 1.0  # maximum wait for the engine's counts after a stop text
 PATH_KEYS = ("model_path", "speculative_draft_model_path", "speculative_adaptive_config")
 
@@ -32,8 +37,8 @@ PATH_KEYS = ("model_path", "speculative_draft_model_path", "speculative_adaptive
 class TritonPythonModel(AsyncEngineModel):
     """The model class that Triton loads."""
 
-    NAME, DECIDES = "SGLang", "engine.json"
-    METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS)
+    NAME = "SGLang"
+    METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS)
 
     def start_engine(self, root: Path, version: int, settings: Settings) -> None:
         from sglang import Engine
@@ -69,8 +74,7 @@ class TritonPythonModel(AsyncEngineModel):
         await response.end()
         running.update(reason or "end_id")
         last = without_drafts(updates.pop())
-        stats = replace(last.stats, drafted=response.drafted, accepted=response.accepted, steps=response.verified)
-        yield replace(last, stats=stats, queue_s=response.queue_s)
+        yield replace(last, stats=response.with_drafts(last.stats), queue_s=response.queue_s)
 
 
 class SglangResponse:
@@ -81,6 +85,7 @@ class SglangResponse:
         self.parts: AsyncIterator[dict[str, Any]] | None = None
         self.is_finished = False
         self.drafted = self.accepted = self.verified = 0
+        self.histogram: list[int] = []  # entry n counts the steps that accepted n draft tokens
         self.queue_s: float | None = None
 
     async def steps(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
@@ -97,12 +102,19 @@ class SglangResponse:
                 seen += len(new)
                 yield new
 
+    def with_drafts(self, stats: Stats) -> Stats:
+        """Return the request's counts, including its drafts."""
+        by_position = tuple(sum(self.histogram[position:]) for position in range(1, len(self.histogram)))
+        stats = replace(stats, drafted=self.drafted, accepted=self.accepted, accepted_by_position=by_position)
+        return replace(stats, steps=self.verified, draft_steps=self.verified)
+
     async def end(self) -> None:
         """Abort the request if it is still running after a stop text, and wait up to COUNTS_S for its counts."""
         if self.is_finished:
             return
         self._abort()
-        with suppress(asyncio.TimeoutError, ValueError):  # an aborted request may end with SGLang's ValueError
+        # an aborted request may end with an error
+        with suppress(asyncio.TimeoutError, ValueError, TrtspecError):
             await asyncio.wait_for(self._rest(), COUNTS_S)
 
     async def _rest(self) -> None:
@@ -117,9 +129,12 @@ class SglangResponse:
             return []
         info = part["meta_info"]
         self.is_finished = info["finish_reason"] is not None
+        if self.is_finished and info["finish_reason"].get("status_code") == BAD_REQUEST:
+            raise TrtspecError(f"SGLang rejects the request: {str(info['finish_reason'].get('message'))[:300]}")
         self.accepted = info.get("spec_num_correct_drafts", 0)
         self.drafted = info.get("spec_num_proposed_drafts", 0)
         self.verified = info.get("spec_verify_ct", 0)
+        self.histogram = info.get("spec_correct_drafts_histogram", [])
         self.queue_s = info.get("queue_time")
         return list(part["output_ids"])
 
@@ -143,6 +158,9 @@ def sampling_params(asked: EngineRequest, own_ends: Sequence[int]) -> dict[str, 
     if sampling.temperature > 0.0:
         seed = sampling.seed % 2**63
         found |= {"top_p": sampling.top_p, "top_k": sampling.top_k or -1, "sampling_seed": seed}
+    if (constraint := asked.constraint) is not None:
+        guide = ANY_JSON if constraint.guide_type == "json" else constraint.guide
+        found[GUIDE_FIELDS[constraint.guide_type]] = guide
     if not ends or not ends.issuperset(own_ends):  # other end ids are detected only by this model, one step later
         return found | {"ignore_eos": True}
     return found | {"stop_token_ids": sorted(ends)}

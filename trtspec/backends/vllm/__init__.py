@@ -72,6 +72,8 @@ BACKEND = Backend(
     # versions in a Triton container are last, so that the default is one of them
     versions=lambda: sorted(releases(), key=lambda version: bool(releases()[version].triton)),
     nearest_versions=True,
+    defaults=("trtspec", "model"),
+    structured_output="always",
     check=check,
     serving=deferred(f"{__name__}.artifact:serving"),
     devices=("gpu", "cpu"),

@@ -41,7 +41,13 @@ MODELS, NAMES = Path(__file__).with_name("models"), ("ensemble", "sampling_param
 # vLLM batches requests itself, so its models receive single requests as they arrive
 UNBATCHED = ServingSettings(max_batch_size=0)
 FP32, INT32 = 11, 8  # of Triton's DataType
-COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_draft_tokens": INT32}
+COUNTS = {  # type and dimension
+    "acceptance_rate": (FP32, 1),
+    "total_accepted_draft_tokens": (INT32, 1),
+    "total_draft_tokens": (INT32, 1),
+    "num_draft_steps": (INT32, 1),
+    "accepted_by_position": (INT32, -1),
+}
 SPECULATION, RATES = "--speculative-config=", "synthetic_acceptance_rates"  # fields: config/speculative.py@v0.33.0
 RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parallelism_scaling.md@v0.33.0
 
@@ -86,8 +92,8 @@ def answer_counts(repository: Path) -> None:
     for name in ("vllm_model", "ensemble"):
         path = repository / name / CONFIG
         config = load_config(path)
-        for output, kind in COUNTS.items():
-            config.output.add(name=output, data_type=kind, dims=[1])
+        for output, (kind, dim) in COUNTS.items():
+            config.output.add(name=output, data_type=kind, dims=[dim])
         for step in config.ensemble_scheduling.step:
             if step.model_name == "vllm_model":
                 step.output_map.update({output: output for output in COUNTS})
@@ -119,12 +125,19 @@ def serving() -> ServingHooks:
     )
 
 
-def repository_step(document: Mapping[str, Any]) -> EmitModels:
-    """Return the step that emits the models; `document` is the content of model.json."""
-    parameters, documents = {"tokenizer_dir": from_model(TOKENIZER)}, {str(MODEL_JSON): _dump(document)}
-    return EmitModels(read_models(MODELS), UNBATCHED, NAMES, parameters, documents, MODELS)
+def repository_step(document: Mapping[str, Any], defaults: str = UNBATCHED.defaults) -> EmitModels:
+    """Return the step that emits the models; `document` is the content of model.json.
+
+    `defaults` is `serving.defaults` of the recipe.
+    """
+    draft_len = document.get("speculative_config", {}).get("num_speculative_tokens", 0)
+    parameters = {"tokenizer_dir": from_model(TOKENIZER), "draft_len": draft_len}
+    documents = {str(MODEL_JSON): _dump(document)}
+    settings = replace(UNBATCHED, defaults=defaults)
+    return EmitModels(read_models(MODELS), settings, NAMES, parameters, documents, MODELS)
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     document = model_json(context, *SERVED_PATHS)
-    return plan_source_artifact(context, reader, "vllm", repository_step(document), {"model_json": document})
+    repository = repository_step(document, context.recipe.serving.defaults)
+    return plan_source_artifact(context, reader, "vllm", repository, {"model_json": document})

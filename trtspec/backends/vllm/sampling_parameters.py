@@ -13,20 +13,26 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
-from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, check_request
+from trtspec.engine.generation.request import Constraint, EngineRequest, SamplingOptions, TokenLimits, check_request
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
 from trtspec.serving.triton.python_models.responses import respond_each
 from trtspec.serving.triton.python_models.tensors import (
     Array,
     RequestTensors,
     Settings,
+    check_draft_tokens,
     check_unsupported,
     read_sampling,
 )
+from trtspec.serving.triton.python_models.token_io import read_constraint
 
 ENGINE = "vLLM"
 MOST_SEED = 2**63 - 1  # vLLM keeps seeds as int64; vllm-project/vllm:vllm/v1/worker/gpu/sample/states.py@v0.32.0
 LIMITS = TokenLimits(max_seq_len=1 << 31)  # vLLM enforces its own limit
+# Fields of vLLM's StructuredOutputsParams (vllm-project/vllm:vllm/sampling_params.py@v0.32.0) by guide type. Its own
+# json_object allows objects only, unlike the guide type json.
+GUIDE_FIELDS = {"json": "json", "json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+ANY_JSON = "{}"
 
 
 class TritonPythonModel:
@@ -38,6 +44,7 @@ class TritonPythonModel:
         self.end_ids = tokenizer.end_ids
         # vLLM itself also ends a text at the tokenizer's eos token
         self.ends_alike = bool(self.end_ids) and {*tokenizer.named("eos_token")} <= {*self.end_ids}
+        self.draft_len, self.sampling_defaults = settings.draft_len, settings.sampling_defaults
         self.inputs = [TEXT_NAMES.get(name, name) for name in settings.inputs]  # the ensemble's names
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -65,9 +72,7 @@ class TritonPythonModel:
             raise TrtspecError(f"bad_words is not supported by {ENGINE}")
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
-        if inputs.scalar("num_draft_tokens") is not None:
-            hint = "remove it; to compare, also serve the recipe with method: none"
-            raise TrtspecError(f"num_draft_tokens is not supported by {ENGINE}: model.json decides", hint=hint)
+        check_draft_tokens(inputs, self.draft_len, ENGINE)
         if (seed := inputs.scalar("seed", 0)) > MOST_SEED:
             raise TrtspecError(f"seed is {seed}, but {ENGINE} supports at most {MOST_SEED}")
         if not "".join(inputs.texts("text_input")):
@@ -75,8 +80,9 @@ class TritonPythonModel:
 
     def parameters(self, inputs: RequestTensors) -> dict[str, Any]:
         """Return vLLM's SamplingParams as JSON values."""
-        sampling = SamplingOptions(**read_sampling(inputs, "runtime_"))
-        asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
+        sampling = SamplingOptions(**read_sampling(inputs, "runtime_", self.sampling_defaults))
+        stop, constraint = tuple(inputs.texts("stop_words")), read_constraint(inputs)
+        asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=stop, constraint=constraint)
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)
         end_id = inputs.scalar("end_id")
         is_own = end_id is None or end_id in self.end_ids
@@ -89,4 +95,11 @@ class TritonPythonModel:
             "stop": list(asked.stop),
             "ignore_eos": not (is_own and self.ends_alike),
             "stop_token_ids": list(self.end_ids) if is_own else [end_id] * (end_id >= 0),
+            **({"structured_outputs": structured_outputs(constraint)} if constraint else {}),
         }
+
+
+def structured_outputs(constraint: Constraint) -> str:
+    """Return vLLM's StructuredOutputsParams as JSON text, which Triton's vLLM backend parses."""
+    guide = ANY_JSON if constraint.guide_type == "json" else constraint.guide
+    return json.dumps({GUIDE_FIELDS[constraint.guide_type]: guide})

@@ -27,6 +27,7 @@ from trtspec.backends.vllm import WORKER, find_vllm
 from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
+from trtspec.serving.triton.python_models.token_io import UNKNOWN_STEPS
 
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS)
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -58,8 +59,7 @@ class OpenRequest:
         if output["queue_s"] is not None:
             self.text.started(output["queue_s"])
         by_length = output["by_length"]
-        by_position = tuple(sum(by_length[position:]) for position in range(1, len(by_length)))
-        drafts = (output["drafted"], output["accepted"], sum(by_length), by_position)
+        drafts = (output["drafted"], output["accepted"], sum(by_length), _by_position(by_length))
         stats = Stats(output["prompt_tokens"], self.tokens, *drafts)
         if output["done"]:
             self.text.ended(output["reason"] or "error", stats)
@@ -221,11 +221,19 @@ def _outputs(asked: OpenRequest, output: dict[str, Any]) -> dict[str, np.ndarray
     if asked.counted:
         found["num_input_tokens"] = np.array([output["prompt_tokens"]], np.uint32)
         found["num_output_tokens"] = np.array([output["tokens"]], np.uint32)
-    drafted, accepted = output["drafted"], output["accepted"]
+    drafted, accepted, by_length = output["drafted"], output["accepted"], output["by_length"]
     found["acceptance_rate"] = np.array([accepted / max(drafted, 1)], np.float32)
     found["total_accepted_draft_tokens"] = np.array([accepted], np.int32)
     found["total_draft_tokens"] = np.array([drafted], np.int32)
+    # an ensemble needs every output of each response, also if vLLM does not report drafts, or only with the last one
+    found["num_draft_steps"] = np.array([sum(by_length) if by_length else UNKNOWN_STEPS], np.int32)
+    found["accepted_by_position"] = np.array(_by_position(by_length) or (0,), np.int32)
     return found
+
+
+def _by_position(by_length: list[int]) -> tuple[int, ...]:
+    """Return the accepted tokens by position of the draft; `by_length[n]` counts the steps that accepted n tokens."""
+    return tuple(sum(by_length[position:]) for position in range(1, len(by_length)))
 
 
 def _fail(sender: Any, message: str) -> None:

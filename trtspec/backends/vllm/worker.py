@@ -84,8 +84,13 @@ def sampling_params(command: dict[str, Any]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    sampling = dict(command["sampling"])
+    if guide := sampling.pop("structured_outputs", None):  # JSON text, as Triton's vLLM backend receives it
+        from vllm.sampling_params import StructuredOutputsParams
+
+        sampling["structured_outputs"] = StructuredOutputsParams(**json.loads(guide))
     kind = RequestOutputKind.DELTA if command["stream"] else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**command["sampling"], output_kind=kind)
+    return SamplingParams(**sampling, output_kind=kind)
 
 
 def occupancy_logger(write_reply: Say) -> Any:

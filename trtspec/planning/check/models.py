@@ -26,6 +26,7 @@ from trtspec.checkpoints.tokenizer import check_tokenizer
 from trtspec.checkpoints.vocabulary import TOKENIZER, VocabularyFiles
 from trtspec.core.errors import CheckpointError
 from trtspec.engine.generation.model_defaults import (
+    APPLIED,
     MODEL,
     SAMPLING,
     effective_keys,
@@ -90,8 +91,11 @@ def check_end_ids(findings: Findings, path: str, source: Source) -> EndIds | Non
     return found
 
 
-def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> None:
-    """Warn about settings of generation_config.json that are not applied to requests; report unsupported values."""
+def check_defaults(findings: Findings, path: str, source: Source, rows: int, *, edits_logits: bool) -> None:
+    """Warn about settings of generation_config.json that are not applied to requests; report unsupported values.
+
+    Without `edits_logits` the backend applies only the sampling options.
+    """
     takes_them = findings.loaded.recipe.serving.defaults == MODEL
     try:
         config = read_generation_config(source.root)
@@ -104,6 +108,8 @@ def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> 
         if read is None:
             return
         defaults, left = read
+        if not edits_logits:
+            left = {key: value for key, value in effective_keys(config).items() if key in APPLIED} | left
         if rows and (odd := max(defaults.edits.token_ids, default=0)) >= rows:
             message = f"{config.path}: the id {odd} is outside of the vocabulary of {rows:,}"
             findings.error("serving.defaults", "generation-config", message, "remove it from the file")
@@ -113,7 +119,9 @@ def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> 
         return
     names = ", ".join(f"{key} {repr_short(str(value))[1:-1]}" for key, value in left.items())
     message = f"{config.path}: {names}: not applied to requests, unlike in transformers' generate"
-    hint = "no engine here supports it as a default" if takes_them else _how_to_apply(left)
+    hint = _how_to_apply(left)
+    if takes_them:
+        hint = "no engine here supports it as a default" if edits_logits else "this backend supports sampling only"
     findings.warn("serving.defaults" if takes_them else path, "generation-config", message, hint)
 
 
@@ -121,7 +129,8 @@ def _how_to_apply(left: Mapping[str, object]) -> str:
     """Return a hint on applying settings of generation_config.json by a recipe key or by request fields."""
     fields = {"min_new_tokens": "min_tokens"} | {key: key for key in (*SAMPLING, "repetition_penalty")}
     own = [fields[key] for key in left if key in fields]
-    taken = [name for name, each in backends().items() if MODEL in each.defaults]
+    edits = any(key in APPLIED for key in left)
+    taken = [name for name, each in backends().items() if MODEL in each.defaults and (each.edits_logits or not edits)]
     hint = f"serving.defaults: model makes them the defaults (engine.backend: {' or '.join(taken)})"
     return f"{hint}; a request may set {', '.join(own)}" if own else hint
 

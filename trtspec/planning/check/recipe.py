@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtspec.backends.common.checks import check_device_and_dtype, check_warmup
+from trtspec.backends.common.checks import check_device_and_dtype, check_structured_output, check_warmup
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.generation_config import EndIds
 from trtspec.core.diagnostics import Diagnostic, sort_position
@@ -54,12 +54,14 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
     end_ids = None
     if target.source:
         end_ids = check_end_ids(findings, TARGET, target.source)
-        check_defaults(findings, TARGET, target.source, vocabulary_rows(target))
+        edits_logits = chosen.backend is None or chosen.backend.edits_logits
+        check_defaults(findings, TARGET, target.source, vocabulary_rows(target), edits_logits=edits_logits)
     options = check_method(findings, chosen, chosen.method, target.model) if chosen.method else None
     draft = check_draft(findings, chosen, options, target, has_tokenizer=has_tokenizer)
     if chosen.backend:
         findings.add(check_device_and_dtype(recipe, chosen.backend))
         findings.add(check_warmup(recipe, chosen.backend))
+        findings.add(check_structured_output(recipe, chosen.backend))
     context = _context(chosen, options, target, draft)
     if context and chosen.backend:
         findings.add(chosen.backend.check(context))

@@ -60,9 +60,10 @@ def invalid_request(message: str, param: str | None = None, code: str = "invalid
     return ApiError(400, message, param=param, code=code)
 
 
-def unsupported(what: str, param: str) -> ApiError:
-    """Return the error for a feature of OpenAI's API that this server does not support."""
-    return invalid_request(f"{what} is not supported by this server", param, "unsupported_parameter")
+def unsupported(what: str, param: str, hint: str = "") -> ApiError:
+    """Return the error for a feature of OpenAI's API that this server does not support; `hint` is for its operator."""
+    message = f"{what} is not supported by this server" + (f"; {hint}" if hint else "")
+    return invalid_request(message, param, "unsupported_parameter")
 
 
 def too_long(prompt_len: int, max_tokens: int, limit: int, param: str) -> ApiError:

@@ -74,7 +74,8 @@ class GenerationState:
         prompt_tokens: length of the prompt in tokens; 0 until known.
         drafted, accepted: numbers of draft tokens reported by the model.
         draft_steps: number of steps with a draft, or None if the model does not report it.
-        accepted_by_position: entry i is the number of steps that accepted at least i + 1 draft tokens.
+        accepted_by_position: entry i is the number of steps that accepted at least i + 1 draft tokens; empty if the
+            model does not report positions.
     """
 
     def __init__(self, asked: RequestParameters, prompt: Prompt) -> None:
@@ -119,7 +120,7 @@ class GenerationState:
         if (count := outputs.get("total_draft_tokens")) is not None:
             self.drafted = drafted + ints(count)[0]
             self.accepted = accepted + ints(outputs.get("total_accepted_draft_tokens"))[0]
-        if (count := outputs.get("num_draft_steps")) is not None:
+        if (count := outputs.get("num_draft_steps")) is not None and ints(count)[0] >= 0:  # negative if unknown
             self.draft_steps = steps + ints(count)[0]
             now = ints(outputs.get("accepted_by_position"))
             self.accepted_by_position = [sum(pair) for pair in zip_longest(by_position, now, fillvalue=0)]
@@ -185,21 +186,21 @@ def speculation_metrics(text: GenerationState, draft_len: int) -> dict[str, Any]
     """Return a completion's draft statistics in vLLM's `metrics.speculative_decoding` format, or None without counts.
 
     `acceptance_histogram[j]` is the number of steps that accepted exactly j draft tokens, j from 0 to `draft_len`.
+    Unknown fields are left out: the histogram without positions, and the number of draft tokens, the acceptance rate
+    and the histogram if steps had drafts but the engine does not count the draft tokens.
     """
-    if text.draft_steps is None:
+    steps, accepted, drafted = text.draft_steps, text.accepted, text.drafted
+    if steps is None:
         return None
     deepest = max(draft_len, len(text.accepted_by_position))
-    reached = [text.draft_steps, *text.accepted_by_position, *[0] * (deepest + 1)][: deepest + 2]
-    accepted = sum(text.accepted_by_position)
-    return {
-        "mean_acceptance_length": 1.0 + accepted / text.draft_steps if text.draft_steps else 1.0,
-        "draft_acceptance_rate": accepted / text.drafted if text.drafted else 0.0,
-        "acceptance_histogram": [here - further for here, further in pairwise(reached)],
-        "num_spec_steps": text.draft_steps,
-        "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": text.drafted,
-        "num_spec_tokens": deepest,
-    }
+    reached = [steps, *text.accepted_by_position, *[0] * (deepest + 1)][: deepest + 2]
+    counts = {"num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_spec_tokens": deepest}
+    found: dict[str, Any] = {"mean_acceptance_length": 1.0 + accepted / steps if steps else 1.0, **counts}
+    if drafted or not steps:
+        found |= {"draft_acceptance_rate": accepted / drafted if drafted else 0.0, "num_draft_tokens": drafted}
+        if sum(text.accepted_by_position) == accepted:
+            found["acceptance_histogram"] = [here - further for here, further in pairwise(reached)]
+    return found
 
 
 DONE = b"data: [DONE]\n\n"

@@ -32,7 +32,7 @@ from trtspec.serving.gateway.errors import (
 from trtspec.serving.gateway.parameters import RequestParameters
 from trtspec.serving.gateway.token_channel import StreamInbox, TokenChannel
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, STREAM_PARAMETER, TOKEN_CHANNELS
-from trtspec.serving.triton.nvidia_compat import GUIDES, MODEL, PARAMETER
+from trtspec.serving.triton.nvidia_compat import GRAMMARS, GUIDES, MODEL, PARAMETER
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES, rename_fields
 from trtspec.serving.triton.python_models.grpc_client import (
     ASKS_FOR_LAST,
@@ -68,6 +68,7 @@ class TritonModelInfo:
     own_counts: bool = False  # num_output_tokens counts one response's tokens only
     token_channels: bool = False  # new tokens of all streams can come in one response
     takes_model_defaults: bool = False  # omitted fields take the values of the model's generation_config.json
+    has_grammars: bool = True  # false if it has the inputs of a grammar, but its engine was started without support
 
     @classmethod
     def of(cls, config: Any) -> TritonModelInfo:
@@ -81,6 +82,7 @@ class TritonModelInfo:
             own_counts=outputs.get("num_output_tokens") == [-1],
             token_channels=_text_parameter(config, TOKEN_CHANNELS) == "true",
             takes_model_defaults=_text_parameter(config, PARAMETER) == MODEL,
+            has_grammars=_text_parameter(config, GRAMMARS) in ("", "true"),
         )
 
 
@@ -224,6 +226,9 @@ def _add_sampling(
             request.add_requested(name, name, kind, [asked[name]])
     if asked["num_draft_tokens"] is not None:
         request.add_requested("num_draft_tokens", "num_draft_tokens", np.int32, [asked["num_draft_tokens"]])
+    if asked.constraint is not None and not request.model.has_grammars:
+        hint = "build its recipe with serving.structured_output: true"
+        raise unsupported("response_format", "response_format", hint)
     if asked.constraint is not None:
         for tensor, text in zip(GUIDES, (asked.constraint.guide_type, asked.constraint.guide), strict=True):
             request.add_requested("response_format", tensor, object, [text.encode()])

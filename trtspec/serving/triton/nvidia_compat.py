@@ -25,6 +25,7 @@ _LORA = """
     lora_config INT32 -1,3 R
 """
 GUIDES = ("guided_decoding_guide_type", "guided_decoding_guide")  # supported by some models
+GRAMMARS = "structured_output"  # the parameter of models whose engine may have been started without support for GUIDES
 _GUIDED = """
     guided_decoding_guide_type STRING 1 R
     guided_decoding_guide STRING 1 R

@@ -58,6 +58,7 @@ Parameters: TypeAlias = Mapping[str, str | int | float | bool | None]
 
 CONFIG = "config.pbtxt"
 PYTHON = "python"
+ENSEMBLE = "ensemble"  # Triton's platform; clients read the parameter of an ensemble too
 MAX_QUEUE_SIZE = "max_queue_size"
 
 
@@ -102,7 +103,7 @@ def emit_model(
             set_parameter(config, key, value)
     if settings.defaults == NVIDIA:
         add_nvidia_tensors(config)
-    elif settings.defaults == MODEL and config.backend == PYTHON:
+    elif settings.defaults == MODEL and (config.backend == PYTHON or config.platform == ENSEMBLE):
         set_parameter(config, PARAMETER, MODEL)
     add_samples(config, out / model, samples)
     write_model(out / model, source, config)

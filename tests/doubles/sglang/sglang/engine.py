@@ -27,6 +27,7 @@ ARGUMENTS = {
     *(f"speculative_{name}" for name in SPECULATION),
 }
 SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k", "sampling_seed", "ignore_eos", "stop_token_ids"}
+GRAMMARS = {"json_schema", "regex", "ebnf"}
 MODEL_END = 0
 
 
@@ -67,6 +68,11 @@ class Engine:
         if answer is None:
             raise ValueError("no answer is known for this prompt")
         request = self.tokenizer_manager.rid_to_state[rid] = RequestState()
+        if error := self._grammar_error(asked):
+            del self.tokenizer_manager.rid_to_state[rid]
+            reason = {"type": "abort", "message": error, "status_code": 400, "err_type": "BadRequestError"}
+            yield {"output_ids": [], "meta_info": {"id": rid, "finish_reason": reason, "completion_tokens": 0}}
+            return
         ends = set() if asked.get("ignore_eos") else {MODEL_END, *asked.get("stop_token_ids", ())}
         ids: list[int] = []
         for step in answer["steps"]:
@@ -88,6 +94,18 @@ class Engine:
                 del self.tokenizer_manager.rid_to_state[rid]
                 return
 
+    def _grammar_error(self, asked: dict[str, Any]) -> str:
+        """Return the message with which SGLang ends a request whose grammar it cannot use, "" for others."""
+        guides = asked.keys() & GRAMMARS
+        if guides and self.arguments.get("skip_tokenizer_init"):
+            return "Grammar-based generation is not supported when the server is launched with --grammar-backend none"
+        if "json_schema" in guides:
+            try:
+                json.loads(asked["json_schema"])
+            except ValueError as error:
+                return f"Failed to compile json grammar: {error}"
+        return ""
+
     def _about(self, answer: dict[str, Any], ids: list[int], request: RequestState, rid: str) -> dict[str, Any]:
         about = {"id": rid, "finish_reason": request.finish_reason, "completion_tokens": len(ids)}
         if self.arguments.get("enable_metrics"):
@@ -95,7 +113,14 @@ class Engine:
         if request.finish_reason and self.arguments.get("speculative_algorithm"):
             drafted, accepted = answer["drafted"], answer["accepted"]
             about |= {"spec_num_proposed_drafts": drafted, "spec_num_correct_drafts": accepted}
-            about["spec_verify_ct"] = drafted // (self.arguments["speculative_num_draft_tokens"] - 1)
+            about["spec_verify_ct"] = steps = drafted // (self.arguments["speculative_num_draft_tokens"] - 1)
+            # steps that accepted 0, 1, ... draft tokens: as many as possible accept all
+            depth = self.arguments["speculative_num_steps"]
+            whole, rest = divmod(accepted, depth)
+            about["spec_correct_drafts_histogram"] = histogram = [0] * (depth + 1)
+            histogram[depth] = whole
+            histogram[rest] += rest > 0
+            histogram[0] += steps - sum(histogram)
         return about
 
     def note(self, event: dict[str, Any]) -> None:
@@ -126,8 +151,10 @@ class TokenizerManager:
 
 def _checked(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the checked parameters; raises the errors of SamplingParams."""
-    if unknown := asked.keys() - SAMPLING:
+    if unknown := asked.keys() - SAMPLING - GRAMMARS:
         raise TypeError(f"Unexpected keyword argument '{min(unknown)}'")
+    if len(asked.keys() & GRAMMARS) > 1:
+        raise ValueError("Only one of json_schema, regex, ebnf, or structural_tag can be set.")
     if asked["temperature"] < 0:
         raise ValueError(f"temperature must be non-negative, got {asked['temperature']}.")
     if not 0 < asked.get("top_p", 1.0) <= 1:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tensorrt_llm.llmapi.llm_args import IS_OLD, DecodingBaseConfig, TorchLlmArgs
+from tensorrt_llm.sampling_params import GuidedDecodingParams
 
 
 @dataclass(kw_only=True)
@@ -32,8 +33,11 @@ class SamplingParams:
     seed: int | None = None
     detokenize: bool = True
     return_perf_metrics: bool = False
+    guided_decoding: GuidedDecodingParams | None = None
 
     def __post_init__(self) -> None:
+        if self.guided_decoding is not None:
+            self.guided_decoding.validate()
         if self.end_id is None and not self.ignore_eos:
             raise ValueError("end_id must be set")
         if self.top_k is not None and self.top_k < 0:
@@ -54,7 +58,7 @@ class LLM:
     def __init__(self, **arguments: Any) -> None:
         if IS_OLD and isinstance(arguments.get("speculative_config"), dict):
             raise ValueError("speculative_config has to be made first")
-        self.arguments = TorchLlmArgs(**arguments)
+        self.args = self.arguments = TorchLlmArgs(**arguments)
         self.root = Path(self.arguments.model)
         speculation: DecodingBaseConfig | None = self.arguments.speculative_config
         draft = getattr(speculation, "speculative_model", getattr(speculation, "speculative_model_dir", None))
@@ -72,6 +76,8 @@ class LLM:
             raise TypeError("inputs are a list of token ids")
         if len(inputs) > self.arguments.max_input_len:
             raise ValueError(f"The prompt has {len(inputs)} tokens, max_input_len is {self.arguments.max_input_len}")
+        if sampling_params.guided_decoding is not None and self.arguments.guided_decoding_backend is None:
+            raise ValueError("`guided_decoding_backend` is not set, but guided decoding is requested.")
         return GenerationResult(self, inputs, sampling_params, streaming)
 
     def note(self, event: dict[str, Any]) -> None:
@@ -109,6 +115,11 @@ class GenerationResult:
             raise StopAsyncIteration
         if self.answer is None:
             raise RequestError("no answer is known for this prompt")
+        try:
+            if self.asked.guided_decoding is not None:
+                self.asked.guided_decoding.compile()
+        except ValueError as error:
+            raise RequestError(f"Guided decoding error: {error}") from None
         while not self.finished:
             await asyncio.sleep(self.answer.get("pause_s", 0.0))
             self._step()

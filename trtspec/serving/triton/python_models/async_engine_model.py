@@ -20,6 +20,7 @@ import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, Update, check_request
+from trtspec.serving.triton.nvidia_compat import GRAMMARS, GUIDES
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
 from trtspec.serving.triton.python_models.interruptions import DrainWatcher
 from trtspec.serving.triton.python_models.metrics import EngineMetrics
@@ -27,13 +28,14 @@ from trtspec.serving.triton.python_models.responses import RequestCancelled, Req
 from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
+    check_draft_tokens,
     check_unsupported,
     check_unsupported_inputs,
     read_sampling,
     wants_stream,
 )
 from trtspec.serving.triton.python_models.token_channel import TokenChannels
-from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens
+from trtspec.serving.triton.python_models.token_io import TokenReader, UnsentTokens, read_constraint
 
 POLL_S = 0.1  # interval between checks for a disconnected client
 SHUTDOWN_S = 30
@@ -46,13 +48,11 @@ class AsyncEngineModel:
 
     Attributes:
         NAME: name of the engine in error messages.
-        DECIDES: the file that determines how the engine drafts, for error messages.
         METRICS: metrics that the engine can report.
         GPU_VARIABLES: environment variables that must name the GPUs before the engine is imported.
     """
 
     NAME: ClassVar[str]
-    DECIDES: ClassVar[str]
     METRICS: ClassVar[Sequence[Any]]
     GPU_VARIABLES: ClassVar[Sequence[str]] = ("CUDA_VISIBLE_DEVICES",)
 
@@ -84,6 +84,8 @@ class AsyncEngineModel:
         self.tokenizer = settings.tokenizer()
         self.reader = TokenReader(self.tokenizer)
         self.limits = TokenLimits(int(settings.parameter("max_seq_len")), int(settings.parameter("max_input_len")))
+        self.sampling_defaults = settings.sampling_defaults
+        self.has_grammars, self.draft_len = settings.flag(GRAMMARS), settings.draft_len
         # before the engine is imported, because its workers use the GPUs visible at that time
         if gpus := settings.parameter("gpu_device_ids"):
             os.environ.update(dict.fromkeys(self.GPU_VARIABLES, gpus))
@@ -157,13 +159,15 @@ class AsyncEngineModel:
         """Parse the inputs of a request; raises TrtspecError for features that this engine does not support."""
         inputs.reject_undeclared(self.inputs, self.NAME)
         check_unsupported(inputs, self.NAME)
-        check_unsupported_inputs(inputs, self.inputs, self.NAME)
+        check_unsupported_inputs(inputs, self.inputs, self.NAME, GUIDES)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {self.NAME}")
-        if inputs.scalar("num_draft_tokens") is not None:
-            hint = "leave it out; to compare, also serve the recipe with method: none"
-            raise TrtspecError(f"num_draft_tokens is not supported by {self.NAME}: {self.DECIDES} decides", hint=hint)
-        asked = EngineRequest(**self.reader.read(inputs), sampling=SamplingOptions(**read_sampling(inputs, "runtime_")))
+        check_draft_tokens(inputs, self.draft_len, self.NAME)
+        if (constraint := read_constraint(inputs)) and not self.has_grammars:
+            message = f"structured output is not supported by this deployment of {self.NAME}"
+            raise TrtspecError(message, hint="build the recipe with serving.structured_output: true")
+        sampling = SamplingOptions(**read_sampling(inputs, "runtime_", self.sampling_defaults))
+        asked = EngineRequest(**self.reader.read(inputs), sampling=sampling, constraint=constraint)
         check_request(asked, self.limits, self.tokenizer.vocab_size, has_tokenizer=True)
         self.check(asked)
         return asked

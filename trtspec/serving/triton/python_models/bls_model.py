@@ -65,6 +65,7 @@ from trtspec.serving.triton.python_models.token_io import TextReader, count_tens
 NAME = "tensorrt_llm_bls"
 CLIENT_ERRORS = ("INVALID_ARG", "UNSUPPORTED")  # other errors may also affect the next request
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS)
+OF_STEPS = ("num_draft_steps", "accepted_by_position")  # outputs
 EDITS = {
     name: NEUTRAL_SCORING[name]
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
@@ -119,7 +120,11 @@ class TritonPythonModel(ThreadedModel):
             streams = wants_stream(inputs, "stream", decoupled=self.decoupled)
             shows_prompt = not inputs.scalar("exclude_input_in_output", streams or not self.is_nvidia)
             transcript = Transcript(
-                TextStream(self.tokenizer), job, shows_prompt=shows_prompt, accumulates=self.accumulates
+                TextStream(self.tokenizer),
+                job,
+                shows_prompt=shows_prompt,
+                accumulates=self.accumulates,
+                counts_steps=self.method != "none",
             )
             with (
                 self.lengths.text(),
@@ -306,10 +311,12 @@ def is_client_error(error: Exception) -> bool:
 
 
 class Transcript:
-    """Accumulates the text and the counts of a completion."""
+    """Accumulates the text and the counts of a completion; an engine that drafts itself reports no steps."""
 
-    def __init__(self, stream: TextStream, job: GenerationRequest, *, shows_prompt: bool, accumulates: bool) -> None:
-        self.stats = Stats(len(job.call.text))
+    def __init__(
+        self, stream: TextStream, job: GenerationRequest, *, shows_prompt: bool, accumulates: bool, counts_steps: bool
+    ) -> None:
+        self.stats, self._counts_steps = Stats(len(job.call.text)), counts_steps
         self._stream, self._accumulates, self._drafts = stream, accumulates, job.draft_len > 0
         self._unshown = list(job.call.text) if shows_prompt else []
         self._text, self._shown = "", 0  # unsent text and its number of tokens
@@ -317,8 +324,9 @@ class Transcript:
     def add(self, step: DecodeStep) -> bool:
         """Add a step; return True if there is new text to send."""
         own = self._drafts and bool(step.ids)  # each such step is one step of the target
-        counts = Stats(0, len(step.ids), step.drafted, step.accepted, int(own), (1,) * step.accepted if own else ())
-        self.stats += counts
+        positions = (1,) * step.accepted if own else ()
+        drafts = int(own and step.drafted > 0)
+        self.stats += Stats(0, len(step.ids), step.drafted, step.accepted, int(own), positions, drafts)
         text, shown = self._stream.add([*self._unshown, *step.ids], last=step.finish_reason is not None)
         self._unshown = []
         self._text += text
@@ -333,5 +341,5 @@ class Transcript:
             ("text_output", np.array([text.encode()], dtype=object)),
             ("sequence_length", np.array([[shown]], np.int32)),
             ("sequence_index", np.array([[0]], np.int32)),
-            *count_tensors(self.stats),
+            *(each for each in count_tensors(self.stats) if self._counts_steps or each[0] not in OF_STEPS),
         ]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.model_defaults import load_model_defaults
 from trtspec.serving.triton.nvidia_compat import MODEL, NVIDIA, PARAMETER
 from trtspec.serving.triton.python_models.fields import (
     NEUTRAL,
@@ -90,6 +91,11 @@ class Settings:
         """Return an integer parameter; 0 if it is missing, as in old artifacts."""
         return int(self.parameter(key)) if key in self._config["parameters"] else 0
 
+    @property
+    def draft_len(self) -> int | None:
+        """Return the engine's draft length, 0 without speculation; None in old artifacts, which do not have it."""
+        return self.count("draft_len") if "draft_len" in self._config["parameters"] else None
+
     def flag(self, key: str) -> bool:
         """Return True if a parameter is "true", and False if it is missing."""
         return bool(self._config["parameters"].get(key) == {"string_value": "true"})
@@ -103,6 +109,14 @@ class Settings:
     def takes_model_defaults(self) -> bool:
         """Return True if omitted request fields take the values of the model's generation_config.json."""
         return bool(self._config["parameters"].get(PARAMETER) == {"string_value": MODEL})
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """Return the sampling options of the model's generation_config.json if they are the defaults, else {}.
+
+        Raises CheckpointError if one is invalid.
+        """
+        return load_model_defaults(self.required_path("tokenizer_dir")).sampling if self.takes_model_defaults else {}
 
     def json(self, key: str) -> dict[str, Any]:
         """Return a parameter that is a JSON object; raises TrtspecError if it is something else."""
@@ -272,6 +286,23 @@ def check_unsupported_inputs(
     for name in sorted(names - NEUTRAL.keys()):
         if _is_set(inputs.full_array(name)):
             raise TrtspecError(f"{name} is not supported by {engine}", hint="leave it out")
+
+
+def check_draft_tokens(inputs: RequestTensors, draft_len: int | None, engine: str) -> None:
+    """Raise TrtspecError if a request drafts fewer tokens than an engine whose `draft_len` is fixed.
+
+    As for the other engines, num_draft_tokens is an upper limit, so larger values do not change anything. If the draft
+    length is unknown, every value is an error.
+    """
+    drafted = inputs.scalar("num_draft_tokens")
+    if drafted is not None and drafted < 0:
+        raise TrtspecError(f"num_draft_tokens is {drafted}, expected 0 or more")
+    if drafted is not None and (draft_len is None or drafted < draft_len):
+        length = "" if draft_len is None else f" {draft_len}"
+        message = f"num_draft_tokens {drafted} is not supported by {engine}"
+        message += f", whose draft length{length} is the same for all requests"
+        hint = "leave it out; also serve the recipe with a smaller speculation.draft_len, or with method: none"
+        raise TrtspecError(message, hint=hint)
 
 
 def _is_set(array: Array | None) -> bool:

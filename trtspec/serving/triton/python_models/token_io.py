@@ -123,6 +123,9 @@ class TextReader:
         return first, [[token] for token in more] if self._stops_at_all else []
 
 
+UNKNOWN_STEPS = -1  # of num_draft_steps, if an engine does not report drafts
+
+
 def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> LogitEdits:
     """Return the logit edits of a request.
 

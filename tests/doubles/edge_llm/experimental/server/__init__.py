@@ -62,6 +62,27 @@ class Deltas:
         self.closed = True
 
 
+@dataclass
+class GuidedDecodingParams:
+    type: str
+    guide: str = ""
+
+
+class NativeRuntime:
+    """The functions of the native module `_edgellm_runtime` that concern grammars."""
+
+    GuidedDecodingParams = GuidedDecodingParams
+
+    @staticmethod
+    def validate_guided_decoding_params(params: GuidedDecodingParams) -> tuple[bool, str]:
+        if params.type == "JSON_SCHEMA":
+            try:
+                json.loads(params.guide)
+            except ValueError as error:
+                return False, f"guided_decoding.json_schema is not valid JSON: {error}"
+        return True, ""
+
+
 class LLM:
     def __init__(
         self,
@@ -95,6 +116,7 @@ class LLM:
         self.asked: list[tuple[SamplingParams, dict[str, Any]]] = []
         self.given: list[Deltas] = []
         self.closed = False
+        self._rt = NativeRuntime
 
     def _make_generation_request(
         self,

@@ -229,6 +229,7 @@ class TorchLlmArgs(StrictBaseModel):
     max_seq_len: PositiveInt | None = None
     max_num_tokens: PositiveInt = 8192
     enable_chunked_prefill: bool = False
+    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
     kv_cache_config: KvCacheConfig = KvCacheConfig()
     speculative_config: SpeculativeConfig | None = None
     cuda_graph_config: dict[str, Any] | None = None
