@@ -360,6 +360,7 @@ def deploy(
 ) -> RunningDeployment:
     """Deploy an artifact whose gates pass; return once the server has answered a request.
 
+    `artifact` is a directory, or a location of `push`, whose artifact is pulled into the cache first.
     `ports` are by service ("http", "grpc", "metrics", "openai"), and `settings` are specific to the target. The other
     parameters are the options of `trtspec deploy`. Without `detach` the server ends with this process. `on_event`
     receives (state, message) during the start, and `on_skipped` the gates that are not evaluated.
@@ -370,7 +371,10 @@ def deploy(
     from trtspec.deployment.base import deploy as serve
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
+    from trtspec.store.registries.pull import local_artifact
 
+    expected = parse_expected(manifest) if manifest else ""
+    place = local_artifact(artifact, expected, on_progress=on_progress)
     options = DeployOptions(
         name=name,
         host=host,
@@ -381,14 +385,14 @@ def deploy(
         wait_warm=wait_for_warmup,
         drain_s=drain_s,
         skip_gates=tuple(sorted(check_gate_names(skip_gates))),
-        manifest=parse_expected(manifest) if manifest else "",
+        manifest=expected,
         trusted_report=parse_expected(trust_report, "--trust-report") if trust_report else "",
         shares=tuple(canary),
         shadow=shadow,
         settings=dict(settings or {}),
         on_event=on_event,
     )
-    return serve(Path(artifact), target, options, on_progress=on_progress, baseline=baseline, on_left_out=on_skipped)
+    return serve(place, target, options, on_progress=on_progress, baseline=baseline, on_left_out=on_skipped)
 
 
 def _as_recipe(recipe: LoadedRecipe | str | PathLike[str]) -> LoadedRecipe:

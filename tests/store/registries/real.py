@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's docker-registry (Distribution 2.8), unpacked by `make registry`."""
+"""Debian's docker-registry (Distribution 2.8) and skopeo, unpacked by `make registry`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-UNPACKED = Path(os.environ.get("ENGINES") or ".").absolute() / ".registry" / "usr" / "bin" / "docker-registry"
+UNPACKED = Path(os.environ.get("ENGINES", Path(__file__).parents[3])) / ".registry" / "usr"
 CONFIG = """version: 0.1
 log: {{level: error}}
 storage: {{filesystem: {{rootdirectory: {root}}}, delete: {{enabled: true}}}}
@@ -22,17 +22,31 @@ http: {{addr: "127.0.0.1:{port}"}}
 """
 
 
-def registry_program() -> str:
-    """Return the path of docker-registry; skip the test if it is not available."""
-    if UNPACKED.is_file():
-        return str(UNPACKED)
-    return shutil.which("docker-registry") or pytest.skip("docker-registry is not installed (make registry)")
+def tool(name: str) -> str:
+    """Return the path of a program; skip the test if it is not available."""
+    unpacked = UNPACKED / "bin" / name
+    found = str(unpacked) if unpacked.is_file() else shutil.which(name)
+    return found or pytest.skip(f"no {name} here: make registry")
+
+
+def skopeo(*arguments: str) -> None:
+    """Run skopeo without a policy for signatures; fail the test on an error."""
+    libraries = ":".join(map(str, [*UNPACKED.glob("lib/*-linux-gnu"), *UNPACKED.parent.glob("lib/*-linux-gnu")]))
+    done = subprocess.run(
+        [tool("skopeo"), "--insecure-policy", *arguments],
+        env={**os.environ, "LD_LIBRARY_PATH": libraries},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @contextmanager
 def running_docker_registry(root: Path) -> Iterator[str]:
     """Run docker-registry with its data below `root`; provide HOST:PORT."""
-    program, port = registry_program(), _free_port()
+    program, port = tool("docker-registry"), _free_port()
     root.mkdir(parents=True, exist_ok=True)
     config = root / "config.yml"
     config.write_text(CONFIG.format(root=root / "data", port=port))

@@ -41,7 +41,7 @@ from trtspec.store.registries.blobs import KnownBlobs
 from trtspec.store.registries.http_client import Broken, Patience
 from trtspec.store.registries.modelpack import Descriptor, Package, check_digest, parse_image_manifest, read_package
 from trtspec.store.registries.push import THREADS, Meter, OnProgress
-from trtspec.store.registries.repository import Opening, Repository, open_location
+from trtspec.store.registries.repository import Opening, Repository, is_location, open_location
 from trtspec.store.store import Store
 
 LOCK_TIMEOUT_S = 600.0
@@ -108,8 +108,10 @@ def pull_artifact(
     repository = open_location(address, Opening(False, patience or Patience(), stopped, known))
     try:
         document = repository.manifest()
-        package = read_package(address, parse_image_manifest(address, document))
-        data = fetch_document(repository, address, package.manifest)
+        image = parse_image_manifest(address, document)
+        package = read_package(address, image)
+        fetch_document(repository, address, "the model configuration", image.config)  # only verified
+        data = fetch_document(repository, address, "manifest.json", package.manifest)
         if expected and package.manifest.hex != expected:
             message = f"this is not the requested artifact: its manifest is {package.manifest.digest}, expected sha256:"
             raise DigestMismatch(f"{message}{expected}", where=address)
@@ -137,10 +139,26 @@ def pull_artifact(
         repository.close()
 
 
-def fetch_document(repository: Repository, where: str, blob: Descriptor) -> bytes:
-    """Return the verified bytes of an artifact's manifest; raises TrtspecError if it is larger than MAX_BYTES."""
+def local_artifact(
+    artifact: str | os.PathLike[str],
+    expected: str = "",
+    *,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> Path:
+    """Return the directory of an artifact; the artifact at a location is pulled into the cache.
+
+    Its directory there is called after its manifest, so that a new artifact never changes a served one. Raises like
+    `pull_artifact`.
+    """
+    if isinstance(artifact, str) and is_location(artifact):
+        return pull_artifact(artifact, by_digest, expected=expected, on_progress=on_progress).artifact
+    return Path(artifact)
+
+
+def fetch_document(repository: Repository, where: str, what: str, blob: Descriptor) -> bytes:
+    """Return the verified bytes of a document; raises TrtspecError if it is larger than MAX_BYTES."""
     if blob.size > MAX_BYTES:
-        raise TrtspecError(f"its manifest.json exceeds {MAX_BYTES:,} bytes", where=where)
+        raise TrtspecError(f"{what} exceeds {MAX_BYTES:,} bytes", where=where)
     failed = repository.failed()
     while True:
         data = bytearray()
@@ -150,11 +168,11 @@ def fetch_document(repository: Repository, where: str, blob: Descriptor) -> byte
                 if len(data) > blob.size:
                     break
             if len(data) < blob.size:
-                raise Broken("the transfer of manifest.json was cut off")
+                raise Broken(f"the transfer of {what} was cut off")
         except Broken as error:
             failed(error)
             continue
-        check_digest(where, "manifest.json", bytes(data), blob.digest)
+        check_digest(where, what, bytes(data), blob.digest)
         return bytes(data)
 
 

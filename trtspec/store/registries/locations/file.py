@@ -21,7 +21,15 @@ from threading import Lock
 from typing import Any, BinaryIO
 
 from trtspec.core.errors import DigestMismatch, TrtspecError
-from trtspec.core.files import file_lock, fsync_path, open_regular, replace_file, write_all
+from trtspec.core.files import (
+    UnreadableFile,
+    describe_read_error,
+    file_lock,
+    fsync_path,
+    open_regular,
+    replace_file,
+    write_all,
+)
 from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.modelpack import (
     ARTIFACT_TYPE,
@@ -143,7 +151,7 @@ class DirectoryLayout(_Layout):
 
     def read_file(self, name: str, max_bytes: int) -> bytes | None:
         try:
-            with open_regular(self.path / name, follow=False) as file:
+            with _opened(self.path / name) as file:
                 return _bounded(file.read(max_bytes + 1), max_bytes, self.path)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -154,7 +162,7 @@ class DirectoryLayout(_Layout):
 
     def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
         try:
-            with open_regular(self._blobs / blob.hex, follow=False) as file:
+            with _opened(self._blobs / blob.hex) as file:
                 file.seek(offset)
                 while piece := file.read(PIECE_BYTES):
                     yield piece
@@ -300,6 +308,14 @@ def read_members(path: Path) -> dict[str, tuple[int, int]]:
     except (tarfile.TarError, ValueError) as error:
         raise TrtspecError(f"not a tar file: {error}", where=str(path)) from None
     raise TrtspecError(f"it has more than {MAX_MEMBERS:,} members", where=str(path))
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a file of a layout, which must not be a link; raises TrtspecError for anything but a regular file."""
+    try:
+        return open_regular(path, follow=False)
+    except UnreadableFile as error:
+        raise TrtspecError(describe_read_error(error), where=str(path)) from None
 
 
 def _acquired(path: Path) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -44,6 +45,7 @@ MAX_CHUNK_BYTES = 4 << 30  # of a registry that requires larger chunks
 MAX_TAGS, TAGS_PER_PAGE, MAX_TAGS_BYTES = 1000, 100, 1 << 20
 EXAMPLE = "e.g. oci://registry.example.com/team/model:v1"
 DOCKER_HUB_API = "registry-1.docker.io"
+SESSION_DAYS = 7
 SESSION_SCHEMA = "trtspec.upload/1"
 OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL, NOT_FOUND = 200, 201, 202, 204, 206, 404
 UNAVAILABLE_RANGE = 416
@@ -81,12 +83,13 @@ class OciRepository:
         authorization = Authorization(host, f"repository:{name}:{actions}", lambda: find_credentials(host))
         origin = f"{scheme}://{DOCKER_HUB_API if host == DOCKER_HUB else host}"
         self._client = RegistryClient(origin, authorization, opening.patience, opening.stopped)
-        self._opening = opening
         self._host = host
         self.base = f"/v2/{name}"
         self.place = f"{host}/{name}"
         self.label = f"oci://{self.place}"
         self.reference = reference.digest or reference.tag
+        if opening.for_writing:
+            remove_old_sessions(time.time())
 
     def close(self) -> None:
         self._client.close()
@@ -375,6 +378,14 @@ class _Session:
                 with suppress(OSError):
                     self._path.with_suffix(".lock").unlink(missing_ok=True)
             self._lock.release()
+
+
+def remove_old_sessions(now_s: float) -> None:
+    """Remove the sessions of uploads that were interrupted long ago; registries have removed them as well."""
+    with suppress(OSError):
+        for path in (cache_dir() / "uploads").iterdir():
+            if now_s - path.stat().st_mtime > SESSION_DAYS * 86400:
+                path.unlink(missing_ok=True)
 
 
 def _confirmed(reply: Reply) -> int | None:
