@@ -41,10 +41,10 @@ class Authorization:
         return self._headers.get(scope, "")
 
     def answer(self, challenges: Sequence[str], sent: str, scope: str, request: TokenRequest) -> bool:
-        """Obtain the header that a 401 response requires; return False if there is none, or no other one.
+        """Obtain the header that a 401 response requires; return False if the available one was rejected.
 
-        `sent` is the header of the rejected request. If another thread has obtained a new header meanwhile, that is
-        used.
+        `sent` is the header of the rejected request. If another thread has replaced it in the meantime, its
+        header is used.
         """
         with self._lock:
             if self.header(scope) != sent:

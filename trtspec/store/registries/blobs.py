@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as blobs: reading for an upload, and a cache of what this machine knows about their SHA-256.
+"""Files as blobs: their reading for an upload, and a cache of the SHA-256 of contents.
 
-An artifact's manifest has BLAKE3 digests, and registries use SHA-256, for which a file has to be read. What this
-machine has read or verified once is recorded in the user's cache by content, so that it holds for every copy of a file.
+An artifact's manifest has BLAKE3 digests, and registries use SHA-256, for which a file has to be read. The
+SHA-256 of each content that this machine has read or verified is recorded in the user's cache. It applies to every copy
+of a file.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def render_layer(path: str, sha256: str, nbytes: int) -> dict[str, Any]:
 
 
 def render_config(recipe: ResolvedRecipe, digests: list[str]) -> bytes:
-    """Return the model configuration; `digests` are those of the layers, which are not compressed."""
+    """Return the model configuration; `digests` are the digests of the uncompressed layers."""
     document = {
         "descriptor": {"name": recipe.name},
         "config": {"architecture": "transformer", "format": recipe.engine.backend, "precision": recipe.target.dtype},

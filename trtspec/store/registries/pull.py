@@ -81,7 +81,7 @@ class PullResult:
 
 
 def by_name(manifest: Manifest, digest: str) -> Path:
-    """Return the default directory of a pulled artifact, which is that of `trtspec build`."""
+    """Return the default directory of a pulled artifact: build/NAME, as for `trtspec build`."""
     return Path("build") / manifest.recipe.name
 
 

@@ -26,7 +26,7 @@ EXAMPLES = "e.g. oci://registry.example.com/team/model:v1 or file:models/layout:
 class Repository(Protocol):
     """An open location: a repository of blobs and tagged image manifests.
 
-    Methods may be called from several threads. They raise TrtspecError for failures that a repetition does not mend.
+    Methods may be called from several threads. They raise TrtspecError if repeating the call does not help.
     """
 
     label: str  # for messages

@@ -179,7 +179,7 @@ class OciRepository:
                     yield rest
 
     def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
-        """Mount a blob from another repository of this registry; a registry that does not mount is no error."""
+        """Mount a blob from another repository of this registry; return False if the registry does not mount."""
         for place in places:
             host, _, name = place.partition("/")
             if host != self._host or place == self.place:
