@@ -70,7 +70,7 @@ def test_expired_token_is_renewed_during_a_push(own_home: Path, built: Path, tmp
         address = f"oci://{registry.host}/team/tiny:v1"
 
         def expire(what: str, done: int, total: int) -> None:
-            registry.token = f"token-{done // (2 << 20)}"
+            registry.token = f"later-{done // (2 << 20)}"
 
         push_artifact(built, address, patience=QUICK, on_progress=expire)
         assert len(registry.requests("GET /token")) > 1

@@ -7,6 +7,8 @@ import hashlib
 import json
 import logging
 import random
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,6 +213,16 @@ def test_upload_of_other_bytes_starts_again(registry: Registry, built: Path, tmp
     assert contents(pull(registry, tmp_path / "out").artifact) == contents(built)
 
 
+def test_failure_of_one_file_ends_the_others(registry: Registry, built: Path, tmp_path: Path) -> None:
+    push(registry, built)
+    target, draft = (hashlib.sha256((built / path).read_bytes()).hexdigest() for path in (TARGET, DRAFT))
+    registry.faults += [Fault(f"GET .*{target}", stall=1000), Fault(f"GET .*{draft}", times=9, flip=77)]
+    patient, started = replace(QUICK, read_s=60, exchange_s=60), time.monotonic()
+    with pytest.raises(DigestMismatch, match="draft"):
+        pull_artifact(f"oci://{registry.host}/team/tiny:v1", lambda *_: tmp_path / "out", patience=patient)
+    assert time.monotonic() - started < 20
+
+
 def test_changed_file_is_not_pushed(registry: Registry, built: Path) -> None:
     for path in (TARGET, "tokenizer/tokenizer.json"):
         data = (built / path).read_bytes()
@@ -226,7 +238,7 @@ def test_blob_with_a_flipped_bit_is_refused(registry: Registry, built: Path, tmp
     generator = random.Random(5)
     (digest,) = [each for name, each in registry.blobs if len(registry.blobs[name, each]) == 2 << 20]
     good = registry.blobs["team/tiny", digest]
-    for _ in range(20):
+    for _ in range(5):
         changed = bytearray(good)
         changed[generator.randrange(len(good))] ^= 1 << generator.randrange(8)
         registry.blobs["team/tiny", digest] = bytes(changed)
@@ -243,7 +255,7 @@ def test_manifest_with_a_flipped_bit_is_refused(registry: Registry, built: Path,
     good = registry.manifests["team/tiny", "v1"]
     (document,) = [each for _, each in registry.blobs if each == pushed.manifest]
     for place in (0, 1):
-        for _ in range(40):
+        for _ in range(10):
             data = bytearray(good if place else registry.blobs["team/tiny", document])
             data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
             if place:  # the digest in the address does not depend on the registry's word

@@ -147,6 +147,12 @@ class RegistryClient:
         )
         return Attempts(patience, self.stopped, where)
 
+    def interrupt(self) -> None:
+        """Shut down the connections of all threads, so that no thread waits for the registry."""
+        with self._lock:
+            for connection in self._all:
+                shut_down(connection)
+
     def close(self) -> None:
         """Close the connections of all threads."""
         with self._lock:
@@ -307,6 +313,8 @@ class RegistryClient:
         if callable(body) or body or method in ("POST", "PUT", "PATCH"):
             complete["Content-Length"] = str(nbytes if callable(body) else len(body))
         for is_last in (False, True):
+            if self.stopped.is_set():
+                raise TransferStopped
             connection, is_reused = self._connection(origin_of(url))
             try:
                 return self._request(connection, method, target, body, complete)
@@ -351,9 +359,7 @@ class RegistryClient:
         def end() -> None:
             ended.set()
             for connection in list(mine.values()):
-                if open_socket := connection.sock:
-                    with suppress(OSError):
-                        open_socket.shutdown(socket.SHUT_RDWR)
+                shut_down(connection)
 
         timer = threading.Timer(seconds, end)
         timer.daemon = True
@@ -374,6 +380,13 @@ class RegistryClient:
         response.close()
         for connection in self._threads.__dict__.get("connections", {}).values():
             connection.close()
+
+
+def shut_down(connection: HTTPConnection) -> None:
+    """End the reads and writes of a connection, also those in other threads."""
+    if open_socket := connection.sock:
+        with suppress(OSError):
+            open_socket.shutdown(socket.SHUT_RDWR)
 
 
 def new_connection(origin: str, read_s: float) -> HTTPConnection:

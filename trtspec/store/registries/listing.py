@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from threading import Event
 from typing import Any
 
 from trtspec.core.errors import TrtspecError
-from trtspec.core.files import map_in_threads
 from trtspec.store.registries.blobs import KnownBlobs
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import TITLE, parse_image_manifest, read_package
-from trtspec.store.registries.push import THREADS
 from trtspec.store.registries.repository import Opening, Repository, open_location
+from trtspec.store.registries.transfer import OnProgress, transfer_all
 
 MAX_SHOWN = 200
 
@@ -42,7 +40,7 @@ def list_artifacts(
     address: str,
     *,
     patience: Patience | None = None,
-    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    on_progress: OnProgress = lambda what, done, total: None,
 ) -> list[TaggedArtifact]:
     """Return the artifacts of a location, sorted by tag: at most MAX_SHOWN; the tag in the address is ignored.
 
@@ -53,7 +51,7 @@ def list_artifacts(
     try:
         tags = repository.tags()[:MAX_SHOWN]
         on_progress("list", 0, len(tags))
-        found = map_in_threads(lambda tag: _describe(repository, tag), tags, THREADS)
+        found = transfer_all(lambda tag: _describe(repository, tag), tags, stopped, repository)
         on_progress("list", len(tags), len(tags))
         return found
     finally:

@@ -21,7 +21,7 @@ from threading import Event
 from typing import Any, BinaryIO, Literal
 
 from trtspec.core.errors import DigestMismatch, TrtspecError, describe_os_error_at, os_error_remedy
-from trtspec.core.files import file_lock, map_in_threads
+from trtspec.core.files import file_lock
 from trtspec.core.hashing import SequentialDigest, read_chunks
 from trtspec.core.paths import cache_dir, store_dir
 from trtspec.store.artifact import (
@@ -40,8 +40,8 @@ from trtspec.store.plan import format_bytes
 from trtspec.store.registries.blobs import KnownBlobs
 from trtspec.store.registries.http_client import Broken, Patience
 from trtspec.store.registries.modelpack import Descriptor, Package, check_digest, parse_image_manifest, read_package
-from trtspec.store.registries.push import THREADS, Meter, OnProgress
 from trtspec.store.registries.repository import Opening, Repository, is_location, open_location
+from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
 from trtspec.store.store import Store
 
 LOCK_TIMEOUT_S = 600.0
@@ -211,11 +211,7 @@ class _Pull:
             missing = sorted((each for each in distinct if each.digest not in present), key=lambda each: -each.size)
             self._meter(sum(record.size for record in self._manifest.files) - sum(each.size for each in missing))
             self._check_space(missing)
-            try:
-                fetched = map_in_threads(self._fetch, missing, THREADS)
-            except BaseException:
-                self._stopped.set()
-                raise
+            fetched = transfer_all(self._fetch, missing, self._stopped, self._repository)
             self.fetched = missing
             paths = present | {record.digest: path for record, path in zip(missing, fetched, strict=True)}
             files = {record.path: paths[record.digest] for record in self._manifest.files}

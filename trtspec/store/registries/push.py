@@ -8,7 +8,6 @@ SHA-256 first. Any other file is uploaded, hashed and compared with the artifact
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,13 @@ from threading import Event, Lock
 from typing import Any
 
 from trtspec.core.errors import DigestMismatch, TrtspecError
-from trtspec.core.files import map_in_threads, read_bounded
+from trtspec.core.files import read_bounded
 from trtspec.core.hashing import SequentialDigest, digest_and_sha256
 from trtspec.store.artifact import MAX_BYTES, Artifact, load_artifact
 from trtspec.store.artifact_paths import MANIFEST
 from trtspec.store.file_records import FileRecord
 from trtspec.store.registries.blobs import BlobSource, KnownBlobs
-from trtspec.store.registries.http_client import Patience, TransferStopped
+from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import (
     TITLE,
     parse_image_manifest,
@@ -31,12 +30,10 @@ from trtspec.store.registries.modelpack import (
     render_manifest,
 )
 from trtspec.store.registries.repository import Opening, Repository, open_location
+from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
 
-THREADS = 4
 SMALL_BYTES = 1 << 20  # smaller files are sent in one request
 MAX_HINTS = 8  # tags whose manifests are read for the sizes of present files
-
-OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -64,22 +61,6 @@ class PushResult:
             "total_bytes": self.total_bytes,
             "sent_bytes": self.sent_bytes,
         }
-
-
-class Meter:
-    """Progress of a transfer over all threads; counting raises TransferStopped once the transfer is stopped."""
-
-    def __init__(self, what: str, total: int, stopped: Event, on_progress: OnProgress) -> None:
-        self._what, self._total, self._stopped, self._on_progress = what, total, stopped, on_progress
-        self._done = 0
-        self._lock = Lock()
-
-    def __call__(self, nbytes: int) -> None:
-        if self._stopped.is_set():
-            raise TransferStopped
-        with self._lock:
-            self._done += nbytes
-            self._on_progress(self._what, min(self._done, self._total), self._total)
 
 
 def push_artifact(
@@ -129,11 +110,7 @@ class _Push:
         distinct = {record.digest: record for record in records}  # equal files are one blob
         sizes = present_sizes(self._repository) if any(map(self._is_unknown, distinct.values())) else set()
         largest_first = sorted(distinct.values(), key=lambda record: -record.size)
-        try:
-            found = map_in_threads(lambda record: self._bring(record, sizes), largest_first, THREADS)
-        except BaseException:
-            self._stopped.set()
-            raise
+        found = transfer_all(lambda record: self._bring(record, sizes), largest_first, self._stopped, self._repository)
         sha256 = {record.digest: each for record, each in zip(largest_first, found, strict=True)}
         self._known.learn(sha256.items(), self._repository.place)
         layers = [render_layer(record.path, sha256[record.digest], record.size) for record in records]

@@ -60,6 +60,9 @@ class Repository(Protocol):
     def failed(self) -> Callable[[Exception], None]:
         """Return a function that handles a Broken: it pauses, or raises TrtspecError if all attempts have failed."""
 
+    def interrupt(self) -> None:
+        """End the transfers of all threads; each of them raises an exception."""
+
     def close(self) -> None:
         """Release connections and files."""
 

@@ -80,6 +80,9 @@ class _Layout:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _acquired(path)
 
+    def interrupt(self) -> None:
+        """Nothing waits here; the progress of each transfer ends it."""
+
     def close(self) -> None:
         if self._lock:
             self._lock.release()

@@ -91,6 +91,9 @@ class OciRepository:
         if opening.for_writing:
             remove_old_sessions(time.time())
 
+    def interrupt(self) -> None:
+        self._client.interrupt()
+
     def close(self) -> None:
         self._client.close()
 
