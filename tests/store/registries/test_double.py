@@ -378,6 +378,13 @@ def test_missing_tag_names_the_command_that_lists_tags(registry: Registry, tmp_p
     assert raised.value.hint == f"trtspec list oci://{registry.host}/team/tiny shows its tags"
 
 
+def test_forgotten_upload_of_a_small_file_is_repeated(registry: Registry, tmp_path: Path) -> None:
+    root = write_artifact(tmp_path / "small", SMALL)
+    registry.faults.append(Fault(r"PUT .*uploads", times=2, status=404))
+    push(registry, root)
+    assert contents(pull(registry, tmp_path / "out").artifact) == contents(root)
+
+
 def test_message_of_a_registry_is_escaped(registry: Registry, built: Path) -> None:
     registry.faults.append(Fault("PUT .*uploads", times=100, status=400))
     with pytest.raises(TrtspecError) as raised:

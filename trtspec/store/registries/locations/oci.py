@@ -46,9 +46,12 @@ MAX_TAGS, TAGS_PER_PAGE, MAX_TAGS_BYTES = 1000, 100, 1 << 20
 EXAMPLE = "e.g. oci://registry.example.com/team/model:v1"
 DOCKER_HUB_API = "registry-1.docker.io"
 SESSION_DAYS = 7
+MAX_STARTS = 3  # of an upload whose bytes the registry rejects at the end
 SESSION_SCHEMA = "trtspec.upload/1"
 OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL, NOT_FOUND = 200, 201, 202, 204, 206, 404
 UNAVAILABLE_RANGE = 416
+# The upload is unknown or has other bytes. Distribution 2.8 sometimes replies so if several clients upload one blob.
+FORGOTTEN = {400, NOT_FOUND}
 
 
 def parse_address(rest: str) -> tuple[str, str, ImageReference]:
@@ -204,9 +207,9 @@ class OciRepository:
                 reply = self._client.once("PUT", address, body=data, headers=_OCTETS)
                 if reply.status == CREATED:
                     return
-                if reply.status not in TRANSIENT:
+                if reply.status not in TRANSIENT | FORGOTTEN:
                     raise rejection(reply, "the registry rejects a file")
-                raise Broken(f"HTTP status {reply.status}", retry_after_s(reply.headers))
+                raise Broken(reason(reply), retry_after_s(reply.headers))
             except Broken as error:
                 failed(error)
 
@@ -272,7 +275,7 @@ class _Upload:
                 offset = -1
             except _WrongContent as error:
                 starts += 1
-                if starts > 1:
+                if starts >= MAX_STARTS:
                     raise DigestMismatch(str(error), where=f"oci://{self._repository.place}") from None
                 self._forget()
                 offset = -1
@@ -336,7 +339,7 @@ class _Upload:
         if reply.status == CREATED or self._repository.has_blob(digest, self._size):
             self._session.forget()
             return sha256
-        if reply.status in (NOT_FOUND, 400, UNAVAILABLE_RANGE):
+        if reply.status in FORGOTTEN | {UNAVAILABLE_RANGE}:
             raise _WrongContent(f"the registry has other bytes than the file: {reason(reply)}")
         raise rejection(reply, "the registry rejects a file")
 
