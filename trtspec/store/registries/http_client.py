@@ -401,7 +401,6 @@ def new_connection(origin: str, read_s: float) -> HTTPConnection:
         connection = HTTPSConnection(near, near_port, timeout=read_s, context=_tls_context())
     else:
         connection = HTTPConnection(near, near_port, timeout=read_s)
-    connection.blocksize = PIECE_BYTES
     if via:
         connection.set_tunnel(host, port, _proxy_headers(via.username, via.password))
     return connection
