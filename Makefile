@@ -13,7 +13,7 @@ WORKERS := --maxprocesses 8
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editor prometheus browser btrfs engines $(REAL) demo check format docs docs-serve test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu upstream bench plugins-trt clean
+.PHONY: help setup editor prometheus registry browser btrfs engines $(REAL) demo check format docs docs-serve test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu upstream bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,16 @@ $(ENGINES)/.prometheus/usr/bin/promtool:
 	@mkdir -p $(ENGINES)/.prometheus && cd $(ENGINES)/.prometheus && apt-get download -q prometheus && \
 	    dpkg -x prometheus_*.deb . && rm prometheus_*.deb && touch usr/bin/promtool || \
 	    echo "no Debian package of prometheus: tests that ask it will be skipped"
+
+registry: $(ENGINES)/.registry/usr/bin/skopeo ## Unpack Debian's docker-registry and skopeo for their tests, where apt-get is (ENGINES= says where).
+
+# With the libraries of skopeo that are not installed.
+$(ENGINES)/.registry/usr/bin/skopeo:
+	@mkdir -p $(ENGINES)/.registry && cd $(ENGINES)/.registry && \
+	    packages=$$(apt-get install -s --no-install-recommends docker-registry skopeo | awk '$$1 == "Inst" {print $$2}') && \
+	    [ -n "$$packages" ] && apt-get download -q $$packages && \
+	    find . -maxdepth 1 -name '*.deb' -exec dpkg -x {} . \; -delete && touch usr/bin/skopeo || \
+	    echo "no Debian packages of docker-registry and skopeo: tests use the installed ones, or are skipped"
 
 browser: $(ENGINES)/.browser/usr/lib/chromium/chromium ## Unpack Debian's Chromium for its tests, where apt-get is (ENGINES= says where).
 
@@ -140,4 +150,4 @@ plugins-trt: ## Build TensorRT's plugin library (TENSORRT_ROOT=... has include/N
 	cmake --build build/plugins --target trtspec_tensorrt
 
 clean: ## Remove the environment, artifacts and caches in this directory.
-	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) $(ENGINES)/.prometheus $(ENGINES)/.browser $(OTHER) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) $(ENGINES)/.prometheus $(ENGINES)/.registry $(ENGINES)/.browser $(OTHER) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from trtspec.planning.pipeline import Build, BuildResult, PartialBuildResult
     from trtspec.recipe.load import LoadedRecipe
     from trtspec.store.executor import Observer
+    from trtspec.store.registries.listing import TaggedArtifact
+    from trtspec.store.registries.pull import PullResult
+    from trtspec.store.registries.push import PushResult
 
 
 _TYPES = {
@@ -43,8 +46,11 @@ _TYPES = {
     "GeneratedText": "trtspec.bench.artifact",
     "LoadedRecipe": "trtspec.recipe.load",
     "PartialBuildResult": "trtspec.planning.pipeline",
+    "PullResult": "trtspec.store.registries.pull",
+    "PushResult": "trtspec.store.registries.push",
     "Observer": "trtspec.store.executor",
     "RecipeError": "trtspec.core.diagnostics",
+    "TaggedArtifact": "trtspec.store.registries.listing",
     "TrtspecError": "trtspec.core.errors",
     "VerificationReport": "trtspec.bench.gates",
 }
@@ -57,8 +63,11 @@ __all__ = [
     "LoadedRecipe",
     "Observer",
     "PartialBuildResult",
+    "PullResult",
+    "PushResult",
     "RecipeError",
     "RunningDeployment",
+    "TaggedArtifact",
     "TrtspecError",
     "VerificationReport",
     "__version__",
@@ -68,9 +77,12 @@ __all__ = [
     "deploy",
     "generate",
     "generate_all",
+    "list_artifacts",
     "load_recipe",
     "load_recipes",
     "plan",
+    "pull",
+    "push",
     "verify",
 ]
 
@@ -275,6 +287,54 @@ def generate_all(
     return generate_many(Path(artifact), Path(prompts), **options, constraint=constraint)
 
 
+def push(
+    artifact: str | PathLike[str],
+    location: str,
+    *,
+    manifest: str = "",
+    on_progress: _Progress = lambda what, done, total: None,
+) -> PushResult:
+    """Push an artifact to a registry ("oci://HOST/NAME:TAG") or to an OCI image layout ("file:PATH:TAG").
+
+    What the location has is not sent again. `manifest` is the required "sha256:..." of the artifact's manifest, and
+    `on_progress` gets (what, bytes done, bytes total). Raises DigestMismatch if a file differs from the manifest, and
+    TrtspecError if the location does not accept the artifact; the tag is then unchanged.
+    """
+    from trtspec.store.artifact import parse_expected
+    from trtspec.store.registries.push import push_artifact
+
+    expected = parse_expected(manifest) if manifest else ""
+    return push_artifact(Path(artifact), location, expected=expected, on_progress=on_progress)
+
+
+def pull(
+    location: str,
+    *,
+    out: str | PathLike[str] | None = None,
+    manifest: str = "",
+    on_progress: _Progress = lambda what, done, total: None,
+) -> PullResult:
+    """Pull an artifact from a location of `push` into the directory `out` (default `build/NAME`) and verify it.
+
+    Files in the store, and in an artifact at `out`, are not fetched again. `manifest` is the required "sha256:..." of
+    the artifact's manifest, and `on_progress` gets (what, bytes done, bytes total). Raises DigestMismatch if the
+    location has other bytes than it promises, and TrtspecError if it has no such artifact; `out` is then unchanged.
+    """
+    from trtspec.store.artifact import parse_expected
+    from trtspec.store.registries.pull import by_name, pull_artifact
+
+    place = by_name if out is None else lambda manifest, digest: Path(out)
+    expected = parse_expected(manifest) if manifest else ""
+    return pull_artifact(location, place, expected=expected, on_progress=on_progress)
+
+
+def list_artifacts(location: str, *, on_progress: _Progress = lambda what, done, total: None) -> list[TaggedArtifact]:
+    """Return the tagged artifacts of a location of `push`; `on_progress` gets (what, tags done, tags total)."""
+    from trtspec.store.registries.listing import list_artifacts as list_tags
+
+    return list_tags(location, on_progress=on_progress)
+
+
 def deploy(
     artifact: str | PathLike[str],
     *,
@@ -300,6 +360,7 @@ def deploy(
 ) -> RunningDeployment:
     """Deploy an artifact whose gates pass; return once the server has answered a request.
 
+    `artifact` is a directory, or a location of `push`, whose artifact is pulled into the cache first.
     `ports` are by service ("http", "grpc", "metrics", "openai"), and `settings` are specific to the target. The other
     parameters are the options of `trtspec deploy`. Without `detach` the server ends with this process. `on_event`
     receives (state, message) during the start, and `on_skipped` the gates that are not evaluated.
@@ -310,7 +371,10 @@ def deploy(
     from trtspec.deployment.base import deploy as serve
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
+    from trtspec.store.registries.pull import local_artifact
 
+    expected = parse_expected(manifest) if manifest else ""
+    place = local_artifact(artifact, expected, on_progress=on_progress)
     options = DeployOptions(
         name=name,
         host=host,
@@ -321,14 +385,14 @@ def deploy(
         wait_warm=wait_for_warmup,
         drain_s=drain_s,
         skip_gates=tuple(sorted(check_gate_names(skip_gates))),
-        manifest=parse_expected(manifest) if manifest else "",
+        manifest=expected,
         trusted_report=parse_expected(trust_report, "--trust-report") if trust_report else "",
         shares=tuple(canary),
         shadow=shadow,
         settings=dict(settings or {}),
         on_event=on_event,
     )
-    return serve(Path(artifact), target, options, on_progress=on_progress, baseline=baseline, on_left_out=on_skipped)
+    return serve(place, target, options, on_progress=on_progress, baseline=baseline, on_left_out=on_skipped)
 
 
 def _as_recipe(recipe: LoadedRecipe | str | PathLike[str]) -> LoadedRecipe:

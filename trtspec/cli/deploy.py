@@ -14,7 +14,7 @@ import typer
 
 import trtspec
 from trtspec.cli.options import AllowCode, Baseline, Json, ManifestDigest, SkipGate, Undecided
-from trtspec.cli.progress import counter
+from trtspec.cli.progress import counter, transfer_bars
 from trtspec.cli.render import note, print_line, print_result, show_diagnostics, warn
 from trtspec.cli.verify import skipped_check_lines
 from trtspec.core.errors import DeployError
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from trtspec.deployment.options import DeployOptions
 
 ArtifactOrRecipe = Annotated[
-    Path,
+    str,
     typer.Argument(
         metavar="ARTIFACT",
-        help="Artifact directory written by `trtspec build`, or with --render a recipe.",
+        help="Artifact directory or oci:// location, or with --render a recipe.",
         show_default=False,
     ),
 ]
@@ -118,6 +118,7 @@ def deploy(
     from trtspec.deployment.base import serves_in_containers
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
+    from trtspec.store.registries.pull import local_artifact
 
     settings = parse_target_settings(option or (), image)
     asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
@@ -127,8 +128,10 @@ def deploy(
         raise DeployError(f"target {target} does not support --openai-host", hint=hint)
     expected = parse_expected(manifest) if manifest else ""
     trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
+    with transfer_bars() as on_transfer:
+        place = local_artifact(artifact, expected, on_progress=on_transfer)
     if render is None:
-        refuse_recipe(artifact)
+        refuse_recipe(place)
     else:
         options = DeployOptions(
             name=name,
@@ -140,7 +143,7 @@ def deploy(
             trusted_report=trusted,
             settings=settings,
         )
-        files = write_files(artifact, target, render, options)
+        files = write_files(place, target, render, options)
         print_result(
             {"format_version": 1, "target": target, "rendered": str(render), "files": files},
             lambda: print_line("\n".join(str(render / path) for path in files)),
@@ -164,7 +167,7 @@ def deploy(
             "manifest": manifest,
             "trust-report": trust_report,
         }
-        print_unit(artifact, host, given, ["--wait-for-warmup"] if wait_warm else [], json=json)
+        print_unit(place, host, given, ["--wait-for-warmup"] if wait_warm else [], json=json)
         return
     if os.geteuid() == 0 and not serves_in_containers(target) and is_first_time(ROOT_NOTE):
         warn(ROOT)
@@ -177,7 +180,7 @@ def deploy(
 
     with counter() as on_progress:
         deployment = trtspec.deploy(
-            artifact,
+            place,
             target=target,
             name=name,
             host=host,

@@ -40,6 +40,12 @@ Recipes = Annotated[list[Path], _RECIPE_ARGUMENT]
 Artifact = Annotated[
     Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory written by `trtspec build`.", show_default=False)
 ]
+Location = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOCATION", help="oci://HOST/NAME:TAG, or file:PATH:TAG for an OCI image layout.", show_default=False
+    ),
+]
 _NAME_ARGUMENT = typer.Argument(
     metavar="NAME", help="Deployment name.", show_default=False, autocompletion=completing.deployments
 )

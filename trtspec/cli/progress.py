@@ -100,6 +100,16 @@ def counter() -> Iterator[Counter]:
 
 
 @contextmanager
+def transfer_bars() -> Iterator[Counter]:
+    """Show the progress, speed and remaining time of transfers in bytes while the block runs."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with _live_progress(TextColumn("  {task.description}"), *columns) as shown:
+        yield Counter(shown)
+
+
+@contextmanager
 def _live_progress(*columns: ProgressColumn) -> Iterator[Progress]:
     from rich.progress import Progress
 

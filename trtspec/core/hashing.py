@@ -103,6 +103,41 @@ def _changed(path: Path, read: int, size: int) -> TrtspecError:
     return TrtspecError(message, where=str(path), hint="wait until the program that writes it has ended")
 
 
+class SequentialDigest:
+    """SHA-256 and segment digests of bytes that arrive in order; `position` is their number so far."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._sha256, self._finished, self._segment = hashlib.sha256(), list[str](), _new_digest()
+
+    def update(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        self._sha256.update(rest)
+        while rest.nbytes:
+            part = rest[: SEGMENT_BYTES - self.position % SEGMENT_BYTES]
+            self._segment.update(part)
+            self.position, rest = self.position + part.nbytes, rest[part.nbytes :]
+            if self.position % SEGMENT_BYTES == 0:
+                self._finished.append(self._segment.hexdigest())
+                self._segment = _new_digest()
+
+    @property
+    def sha256(self) -> str:
+        """Return the SHA-256 of all bytes, in hex."""
+        return self._sha256.hexdigest()
+
+    @property
+    def finished_segments(self) -> Segments:
+        """Return the digests of the segments that are full."""
+        return tuple(self._finished)
+
+    @property
+    def segments(self) -> Segments:
+        """Return the digests of all segments, of which the last one may be shorter."""
+        rest = (self._segment.hexdigest(),) if self.position % SEGMENT_BYTES else ()
+        return (*self._finished, *rest)
+
+
 class GrowingDigest:
     """Segment digests of a file of `nbytes` bytes, computed while the file is written.
 

@@ -146,7 +146,7 @@ def load_artifact(root: Path, expected: str = "") -> Artifact:
             where=str(root / MANIFEST),
             hint="get the artifact again from where it was built, or check the digest",
         )
-    return Artifact(root, _parse_manifest(root / MANIFEST, data), digest)
+    return Artifact(root, parse_manifest(str(root / MANIFEST), data), digest)
 
 
 def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
@@ -158,14 +158,15 @@ def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
     return load_artifact(artifact_dir, expected).manifest
 
 
-def _parse_manifest(path: Path, data: bytes) -> Manifest:
-    document = _parse(path, data)
+def parse_manifest(where: str, data: bytes) -> Manifest:
+    """Parse the bytes of a manifest; raises like `load_manifest`, with errors located at `where`."""
+    document = _parse(where, data)
     schema = document.pop("schema", None) if isinstance(document, dict) else None
     if schema != SCHEMA:
         message = f"its schema is {quote_value(schema)}; this trtspec reads {SCHEMA!r}"
-        raise TrtspecError(message, where=str(path), hint=_schema_hint(schema))
+        raise TrtspecError(message, where=where, hint=_schema_hint(schema))
     if not has_valid_checksum(data):
-        raise DigestMismatch("the manifest was modified: its digest differs", where=str(path))
+        raise DigestMismatch("the manifest was modified: its digest differs", where=where)
     del document["digest"]
     try:
         recipe = ResolvedRecipe.from_dict(document.pop("recipe", None))
@@ -173,7 +174,7 @@ def _parse_manifest(path: Path, data: bytes) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         message = f"{'.'.join(map(str, first['loc']))}: {simplify_pydantic_message(first['msg'])}"
-        raise TrtspecError(message, where=str(path), hint=BUILD_AGAIN) from error
+        raise TrtspecError(message, where=where, hint=BUILD_AGAIN) from error
 
 
 def manifest_sha256(artifact_dir: Path) -> str:
@@ -258,16 +259,16 @@ def _read(path: Path) -> bytes:
         raise TrtspecError(describe_read_error(error), where=str(path), hint=hint) from error
 
 
-def _parse(path: Path, data: bytes) -> Any:
+def _parse(where: str, data: bytes) -> Any:
     try:
         document = json.loads(data)
         if b"\\ud" in data.lower():  # an unpaired surrogate can neither be printed nor be part of a file name
             json.dumps(document, ensure_ascii=False).encode()
         return document
     except UnicodeEncodeError:
-        raise TrtspecError("it contains an unpaired surrogate", where=str(path), hint=BUILD_AGAIN) from None
+        raise TrtspecError("it contains an unpaired surrogate", where=where, hint=BUILD_AGAIN) from None
     except (ValueError, RecursionError) as error:
-        raise TrtspecError(f"not valid JSON: {error}", where=str(path), hint=BUILD_AGAIN) from error
+        raise TrtspecError(f"not valid JSON: {error}", where=where, hint=BUILD_AGAIN) from error
 
 
 MOST_REPORTS = 256
@@ -287,9 +288,13 @@ def check_artifact_path(out: Path) -> None:
         _check_only_listed(out, old)
 
 
-def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -> Literal["published", "unchanged"]:
+def publish_artifact(
+    out: Path, files: Mapping[str, Path], manifest: Manifest, document: bytes = b""
+) -> Literal["published", "unchanged"]:
     """Publish an artifact at `out`; each file is hard-linked or copied from its path in `files`.
 
+    `document` is the content of manifest.json (default: the rendered manifest). An artifact keeps its identity only
+    with its original document, which another version of trtspec may have rendered differently.
     Return "unchanged" if the artifact already exists. Reports of an existing artifact from the same steps are kept.
     Raises TrtspecError if `out` is not an artifact or contains unlisted files, and StepError for OS errors. After an
     error, `out` is unchanged.
@@ -299,10 +304,11 @@ def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -
     out = _resolved(out)
     with _explain_os_errors(out), exclusive_writer(out):
         old = _manifest_at(out)
-        if old == manifest and _holds(out, files, manifest):
+        document = document or manifest.render()
+        if old == manifest and _read(out / MANIFEST) == document and _holds(out, files, manifest):
             return "unchanged"
         _check_only_listed(out, old or manifest)
-        _publish(out, files, manifest, keep_reports=old is not None and old.steps == manifest.steps)
+        _publish(out, files, manifest, document, keep_reports=old is not None and old.steps == manifest.steps)
         return "published"
 
 
@@ -314,7 +320,7 @@ def _resolved(out: Path) -> Path:
     return out
 
 
-def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_reports: bool) -> None:
+def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, document: bytes, *, keep_reports: bool) -> None:
     temporary = temporary_sibling(out, "tmp")
     try:
         temporary.mkdir()
@@ -324,7 +330,7 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
         if keep_reports:
             _carry_reports(out, temporary)
         failpoint("publish.before-manifest")
-        create_file(temporary / MANIFEST, manifest.render())
+        create_file(temporary / MANIFEST, document)
         fsync_path(temporary / MANIFEST)
         sync_directories(temporary)
         replace_directory(temporary, out)

@@ -30,6 +30,7 @@ def _quote_path(path: str) -> str:
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Blake3 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+RelativePath = Annotated[str, AfterValidator(_relative)]  # stays inside its directory; UTF-8, within Linux's limits
 SHOWN_SEGMENTS = 3
 
 
@@ -38,7 +39,7 @@ class FileRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    path: Annotated[str, AfterValidator(_relative)]
+    path: RelativePath
     size: Annotated[int, Field(ge=0)]
     segments: tuple[Blake3, ...]
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""push, pull, list and deploy on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from tests.store.registries.artifacts import contents, make_artifact
+from trtspec.core.paths import cache_dir
+
+
+@pytest.fixture
+def built(workplace: Path) -> Path:
+    return make_artifact(workplace / "built")
+
+
+def test_push_list_and_pull(built: Path, trtspec: Run, workplace: Path) -> None:
+    pushed = trtspec("push", built, "file:models:v1", "--json")
+    assert pushed.code == 0
+    document, manifest_bytes = pushed.document, (built / "manifest.json").stat().st_size
+    assert document["sent_bytes"] == document["total_bytes"] == sum(map(len, contents(built).values())) - manifest_bytes
+    again = trtspec("push", built, "file:models:v1")
+    assert again.out.splitlines()[-1] == "pushed 8 files to file:models:v1: 0 B of 7.0 MiB sent"
+    listed = trtspec("list", "file:models")
+    assert listed.out.splitlines()[1].split() == ["v1", "tiny", "7.0", "MiB", document["manifest"][:19]]
+    assert trtspec("list", "file:models", "--json").document["artifacts"][0]["digest"] == document["digest"]
+    pulled = trtspec("pull", "file:models:v1")
+    assert pulled.out.splitlines()[-1] == f"{workplace}/build/tiny was pulled: 7.0 MiB of 7.0 MiB fetched"
+    assert contents(workplace / "build" / "tiny") == contents(built)
+    unchanged = trtspec("pull", "file:models:v1", "--manifest", document["manifest"], "--json").document
+    assert (unchanged["status"], unchanged["fetched_bytes"], unchanged["digest"]) == (
+        "unchanged",
+        0,
+        document["digest"],
+    )
+
+
+def test_errors_name_the_address_and_the_fix(built: Path, trtspec: Run) -> None:
+    wrong = trtspec("push", built, "models:v1")
+    assert (wrong.code, "unknown kind of location 'models'" in wrong.err) == (1, True)
+    wrong = trtspec("push", built, "oci:models:v1")
+    assert "is not oci://HOST/NAME:TAG" in wrong.err
+    wrong = trtspec("pull", "file:none:v1")
+    assert "not an OCI image layout: index.json is missing" in wrong.err
+    trtspec("push", built, "file:models:v1")
+    wrong = trtspec("pull", "file:models:v1", "--manifest", f"sha256:{'0' * 64}")
+    assert (wrong.code, "this is not the requested artifact" in wrong.err) == (102, True)
+    wrong = trtspec("pull", "file:models:v2")
+    assert "hint: trtspec list file:models" in wrong.err
+
+
+def test_damaged_artifact_is_not_pushed(built: Path, trtspec: Run) -> None:
+    (built / "tokenizer" / "tokenizer.json").write_text("[]")
+    refused = trtspec("push", built, "file:models:v1")
+    assert (refused.code, "differs from the artifact's manifest; nothing was published" in refused.err) == (102, True)
+
+
+def test_deploy_pulls_into_the_cache_first(artifact: Path, trtspec: Run, workplace: Path) -> None:
+    pushed = trtspec("push", artifact, "file:models:v1", "--json").document
+    rendered = trtspec(
+        *("deploy", "file:models:v1", "--target", "docker", "--render", workplace / "files", "--json"),
+        *("--image", f"example.com/triton@sha256:{'0' * 64}"),
+    )
+    assert rendered.code == 0, rendered.err
+    place = cache_dir() / "pulled" / pushed["manifest"].removeprefix("sha256:")
+    assert contents(place) == {
+        path: data for path, data in contents(artifact).items() if not path.startswith("reports")
+    }
+    assert pushed["manifest"].removeprefix("sha256:") in (workplace / "files" / "compose.yaml").read_text()
+    refused = trtspec("deploy", "file:models:v1", "--manifest", f"sha256:{'0' * 64}")
+    assert refused.code == 102

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OCI image layouts: directories with several tags, and tar files; both are untrusted input."""
+
+from __future__ import annotations
+
+import json
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.store.registries.artifacts import DRAFT, contents, make_artifact
+from trtspec.core.errors import DigestMismatch, TrtspecError
+from trtspec.store.registries.listing import list_artifacts
+from trtspec.store.registries.locations.file import parse_address, read_members
+from trtspec.store.registries.pull import pull_artifact
+from trtspec.store.registries.push import push_artifact
+
+KINDS = pytest.mark.parametrize("name", ["layout", "layout.tar"])
+
+
+@KINDS
+def test_pull_restores_what_was_pushed(built: Path, tmp_path: Path, name: str) -> None:
+    address = f"file:{tmp_path}/{name}:v1"
+    pushed = push_artifact(built, address)
+    pulled = pull_artifact(address, lambda *_: tmp_path / "out")
+    assert (pulled.digest, pulled.manifest) == (pushed.digest, pushed.manifest)
+    assert contents(pulled.artifact) == contents(built)
+    (listed,) = list_artifacts(address)
+    assert (listed.tag, listed.name, listed.digest) == ("v1", "tiny", pushed.digest)
+    pull_artifact(f"file://{tmp_path}/{name}:v1", lambda *_: tmp_path / "again")
+
+
+def test_directory_keeps_several_tags_and_shares_blobs(built: Path, tmp_path: Path) -> None:
+    layout = tmp_path / "layout"
+    push_artifact(built, f"file:{layout}:v1")
+    other = make_artifact(tmp_path / "other", draft_seed=1)
+    assert push_artifact(other, f"file:{layout}:v2").sent_bytes == 2 << 20
+    assert [each.tag for each in list_artifacts(f"file:{layout}")] == ["v1", "v2"]
+    push_artifact(other, f"file:{layout}:v1")
+    assert len({each.digest for each in list_artifacts(f"file:{layout}")}) == 1
+    assert json.loads((layout / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
+
+
+def test_tar_is_replaced_as_a_whole(built: Path, tmp_path: Path) -> None:
+    path = tmp_path / "layout.tar"
+    push_artifact(built, f"file:{path}:v1")
+    before = path.read_bytes()
+    (built / DRAFT).write_bytes(b"changed")
+    with pytest.raises(DigestMismatch):
+        push_artifact(built, f"file:{path}:v2")
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir() if "tmp" in each.name] == []
+    with tarfile.open(path) as archive:  # a tar file that others read
+        assert {"oci-layout", "index.json"} <= {*archive.getnames()}
+
+
+@KINDS
+def test_flipped_bit_is_refused(tmp_path: Path, name: str) -> None:
+    built = make_artifact(tmp_path / "built", 5000, 2000)
+    address, path = f"file:{tmp_path}/{name}:v1", tmp_path / name
+    push_artifact(built, address)
+    files = [path] if path.is_file() else sorted(path.rglob("blobs/sha256/*"))
+    generator = random.Random(3)
+    for number in range(30):
+        changed = files[number % len(files)]
+        data = bytearray(good := changed.read_bytes())
+        if not data:
+            continue
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+        changed.write_bytes(data)
+        try:
+            out = tmp_path / f"out{number}"  # files that an earlier pull has kept are not read again
+            pull_artifact(address, lambda *_, out=out: out)
+        except TrtspecError:
+            assert not out.exists()
+        else:  # a bit that has no meaning, in a tar header's unused fields or padding
+            assert path.is_file()
+            assert contents(out) == contents(built)
+        changed.write_bytes(good)
+
+
+def test_link_in_a_layout_is_not_followed(built: Path, tmp_path: Path) -> None:
+    address = f"file:{tmp_path}/layout:v1"
+    push_artifact(built, address)
+    for path in (tmp_path / "layout" / "blobs" / "sha256").iterdir():
+        path.rename(tmp_path / path.name)
+        path.symlink_to(tmp_path / path.name)
+    with pytest.raises(TrtspecError):
+        pull_artifact(address, lambda *_: tmp_path / "out")
+
+
+def test_malformed_layouts_are_refused(tmp_path: Path) -> None:
+    for name, data in (("a.tar", b"x" * 5000), ("b.tar", b""), ("c.tar", b"\0" * 1024)):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(TrtspecError):
+            pull_artifact(f"file:{tmp_path}/{name}:v1", lambda *_: tmp_path / "out")
+    with pytest.raises(TrtspecError, match="does not exist"):
+        pull_artifact(f"file:{tmp_path}/none.tar:v1", lambda *_: tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TrtspecError, match=r"index\.json is missing"):
+        pull_artifact(f"file:{tmp_path}/empty:v1", lambda *_: tmp_path / "out")
+
+
+def test_tar_with_a_large_extended_header_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "large.tar"
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, 1 << 40
+    with path.open("wb") as file:
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(1 << 41)
+    assert read_members(path) == {}
+    monkeypatch.setattr("trtspec.store.registries.locations.file.MAX_MEMBERS", 10)
+    (tmp_path / "many.tar").write_bytes(tarfile.TarInfo("x").tobuf() * 11)
+    with pytest.raises(TrtspecError, match="more than 10 members"):
+        read_members(tmp_path / "many.tar")
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ("a/b:v1", ("a/b", "v1")),
+        ("a/b", ("a/b", "latest")),
+        ("///a/b.tar:x", ("/a/b.tar", "x")),
+        ("/a:b/c", ("/a:b/c", "latest")),
+    ],
+)
+def test_addresses(rest: str, expected: tuple[str, str]) -> None:
+    path, tag = parse_address(rest)
+    assert (str(path), tag) == expected

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files as blobs: their reading for an upload, and a cache of the SHA-256 of contents.
+
+An artifact's manifest has BLAKE3 digests, and registries use SHA-256, for which a file has to be read. The
+SHA-256 of each content that this machine has read or verified is recorded in the user's cache. It applies to every copy
+of a file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from trtspec.core.errors import DigestMismatch
+from trtspec.core.files import file_lock, open_regular, replace_file
+from trtspec.core.hashing import SequentialDigest, read_chunks
+from trtspec.core.paths import cache_dir
+from trtspec.store.digest import dump_checksummed, load_checksummed
+from trtspec.store.file_records import FileRecord
+
+OnBytes = Callable[[int], None]
+
+
+class BlobSource:
+    """An open file of an artifact that is uploaded: hashed in the same reading, and compared with its record.
+
+    `on_bytes` is called with the number of new bytes that were read. It may raise an exception to stop the upload.
+    """
+
+    def __init__(self, path: Path, record: FileRecord, on_bytes: OnBytes) -> None:
+        self.record = record
+        self._path = path
+        self._digest = SequentialDigest()
+        self._on_bytes = on_bytes
+        self._file = open_regular(path, follow=False)
+
+    def __enter__(self) -> BlobSource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
+        """Yield the bytes from `begin` to `end`, which may have been read before; a piece is valid until the next.
+
+        Raises DigestMismatch if the file is shorter than its record.
+        """
+        self._hash_until(begin)
+        for piece in read_chunks(self._file.fileno(), begin, end):
+            new = piece[max(0, self._digest.position - begin) :]
+            if new.nbytes:
+                self._digest.update(new)
+                self._on_bytes(new.nbytes)
+            yield piece
+            begin += piece.nbytes
+        if begin < end:
+            raise self._changed()
+
+    def _hash_until(self, end: int) -> None:
+        for piece in read_chunks(self._file.fileno(), self._digest.position, end):
+            self._digest.update(piece)
+            self._on_bytes(piece.nbytes)
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the whole file, in hex; raises DigestMismatch if the file differs from its record."""
+        self._hash_until(self.record.size)
+        size = os.fstat(self._file.fileno()).st_size
+        if size != self.record.size or self._digest.segments != self.record.segments:
+            raise self._changed()
+        return self._digest.sha256
+
+    def _changed(self) -> DigestMismatch:
+        return DigestMismatch(
+            "the file differs from the artifact's manifest; nothing was published", where=str(self._path)
+        )
+
+
+KNOWN_SCHEMA = "trtspec.blobs/1"
+MAX_BLOBS = 20_000
+MAX_PLACES = 4
+
+
+class KnownBlobs:
+    """Cache in the user's directory: the SHA-256 of contents, and the repositories where they were seen.
+
+    Contents are identified by the BLAKE3 digest of core/hashing. Only verified contents are recorded. A repository is a
+    hint, which a registry confirms.
+    """
+
+    def __init__(self) -> None:
+        self._path = cache_dir() / "blobs.json"
+        self._known = self._load()
+
+    def sha256(self, blake3: str) -> str | None:
+        """Return the SHA-256 of the content with this BLAKE3 digest, or None if it is unknown here."""
+        found = self._known.get(blake3)
+        return str(found[0]) if found else None
+
+    def places(self, blake3: str) -> list[str]:
+        """Return the repositories HOST/NAME that had this content, the latest first."""
+        return list(map(str, self._known.get(blake3, [])[1:]))
+
+    def learn(self, found: Iterable[tuple[str, str]], place: str = "") -> None:
+        """Record (BLAKE3, SHA-256) of verified contents that the repository `place` has; failed writes are ignored."""
+        new = {
+            blake3: [sha256, *dict.fromkeys(filter(None, [place, *self.places(blake3)]))][: 1 + MAX_PLACES]
+            for blake3, sha256 in found
+        }
+        self._known |= new
+        with suppress(OSError):  # on a full disk the next upload reads the files again
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with file_lock(self._path.with_suffix(".lock"), timeout_s=60):
+                rest = {blake3: each for blake3, each in self._load().items() if blake3 not in new}
+                kept = dict(list({**rest, **new}.items())[-MAX_BLOBS:])
+                replace_file(self._path, dump_checksummed(KNOWN_SCHEMA, {"blobs": kept}))
+
+    def _load(self) -> dict[str, list[str]]:
+        return dict((load_checksummed(KNOWN_SCHEMA, self._path) or {"blobs": {}})["blobs"])

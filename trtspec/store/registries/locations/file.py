@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OCI image layouts on a disk: file:PATH[:TAG], a directory, or one tar file if the path ends in .tar.
+
+Source of the format: opencontainers/image-spec:image-layout.md@v1.1.1. Other tools read both as oci:PATH:TAG and
+oci-archive:PATH. A layout is read as untrusted input. One process writes to a layout at a time; a killed writer leaves
+the old content, and temporary files that the next writer deletes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO
+
+from trtspec.core.errors import DigestMismatch, TrtspecError
+from trtspec.core.files import (
+    UnreadableFile,
+    describe_read_error,
+    file_lock,
+    fsync_path,
+    open_regular,
+    replace_file,
+    write_all,
+)
+from trtspec.store.registries.blobs import BlobSource
+from trtspec.store.registries.modelpack import (
+    ARTIFACT_TYPE,
+    IMAGE_MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Descriptor,
+    check_digest,
+    dump,
+)
+from trtspec.store.registries.repository import Opening
+
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+REF_NAME = "org.opencontainers.image.ref.name"
+LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
+MAX_INDEX_BYTES = 4 << 20
+MAX_MEMBERS = 100_000
+PIECE_BYTES = 1 << 20
+LOCK_TIMEOUT_S = 600.0
+_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_LEFTOVER = re.compile(r"\.upload-[0-9a-f]{16}")
+BLOCK = tarfile.BLOCKSIZE
+
+
+def parse_address(rest: str) -> tuple[Path, str]:
+    """Return the path and the tag of PATH[:TAG]; the default tag is `latest`."""
+    text = rest.removeprefix("//") if rest.startswith("///") else rest
+    path, colon, tag = text.rpartition(":")
+    if not colon or not re.fullmatch(_TAG, tag):
+        path, tag = text, "latest"
+    if not path.strip("/"):
+        raise TrtspecError(
+            f"{'file:' + rest[:200]!r} names no directory or tar file", hint="e.g. file:models/layout:v1"
+        )
+    return Path(path), tag
+
+
+class _Layout:
+    """Blobs and index.json of a layout; the subclasses know where they are."""
+
+    place = ""
+
+    def __init__(self, path: Path, tag: str, opening: Opening) -> None:
+        self.path = path
+        self.label = f"file:{path}"
+        self.reference = tag
+        self._lock = None
+        if opening.for_writing:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _acquired(path)
+
+    def interrupt(self) -> None:
+        """Nothing waits here; the progress of each transfer ends it."""
+
+    def close(self) -> None:
+        if self._lock:
+            self._lock.release()
+
+    def failed(self) -> Callable[[Exception], None]:
+        def fail(error: Exception) -> None:
+            raise DigestMismatch(str(error), where=str(self.path))
+
+        return fail
+
+    def read_file(self, name: str, max_bytes: int) -> bytes | None:
+        """Return the bytes of a file of the layout, or None if it is absent."""
+        raise NotImplementedError
+
+    def manifest(self, reference: str = "") -> bytes:
+        reference = reference or self.reference
+        for entry in self._entries():
+            if reference in (_tag_of(entry), entry.get("digest")):
+                digest = str(entry.get("digest"))
+                if not re.fullmatch("sha256:[0-9a-f]{64}", digest) or entry.get("mediaType") != IMAGE_MANIFEST:
+                    raise TrtspecError(f"{reference} is not an image manifest", where=str(self.path))
+                data = self.read_file(f"blobs/sha256/{digest[7:]}", MAX_MANIFEST_BYTES)
+                if data is None:
+                    raise TrtspecError(f"the manifest of {reference} is missing", where=str(self.path))
+                check_digest(str(self.path), "the manifest", data, digest)
+                return data
+        raise TrtspecError(
+            f"no {reference} in this layout", where=str(self.path), hint=f"trtspec list file:{self.path}"
+        )
+
+    def tags(self) -> list[str]:
+        return sorted({tag for entry in self._entries() if (tag := _tag_of(entry)) and re.fullmatch(_TAG, tag)})
+
+    def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
+        return False
+
+    def _entries(self) -> list[dict[str, Any]]:
+        data = self.read_file("index.json", MAX_INDEX_BYTES)
+        if data is None:
+            raise TrtspecError("not an OCI image layout: index.json is missing", where=str(self.path))
+        try:
+            entries = json.loads(data)["manifests"]
+            return [entry for entry in entries if isinstance(entry, dict)]
+        except (ValueError, RecursionError, LookupError, TypeError):
+            raise TrtspecError("index.json is not valid", where=str(self.path)) from None
+
+    def _render_index(self, manifest: bytes, before: list[dict[str, Any]]) -> bytes:
+        entry = {
+            "mediaType": IMAGE_MANIFEST,
+            "artifactType": ARTIFACT_TYPE,
+            "digest": f"sha256:{hashlib.sha256(manifest).hexdigest()}",
+            "size": len(manifest),
+            "annotations": {REF_NAME: self.reference},
+        }
+        others = [each for each in before if _tag_of(each) != self.reference]
+        return dump({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*others, entry]})
+
+
+class DirectoryLayout(_Layout):
+    """A layout in a directory, which may have several tags that share blobs."""
+
+    def __init__(self, path: Path, tag: str, opening: Opening) -> None:
+        super().__init__(path, tag, opening)
+        self._blobs = path / "blobs" / "sha256"
+        if opening.for_writing:
+            self._blobs.mkdir(parents=True, exist_ok=True)
+            for leftover in filter(lambda each: _LEFTOVER.fullmatch(each.name), self._blobs.iterdir()):
+                leftover.unlink(missing_ok=True)
+
+    def read_file(self, name: str, max_bytes: int) -> bytes | None:
+        try:
+            with _opened(self.path / name) as file:
+                return _bounded(file.read(max_bytes + 1), max_bytes, self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def has_blob(self, digest: str, nbytes: int) -> bool:
+        path = self._blobs / digest.removeprefix("sha256:")
+        return path.is_file() and path.stat().st_size == nbytes
+
+    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
+        try:
+            with _opened(self._blobs / blob.hex) as file:
+                file.seek(offset)
+                while piece := file.read(PIECE_BYTES):
+                    yield piece
+        except FileNotFoundError:
+            raise TrtspecError(f"the blob {blob.digest} is missing", where=str(self.path)) from None
+
+    def upload(self, source: BlobSource) -> str:
+        temporary = self._blobs / f".upload-{secrets.token_hex(8)}"
+        try:
+            with temporary.open("xb", buffering=0) as file:
+                for piece in source.pieces(0, source.record.size):
+                    file.write(piece)
+                os.fsync(file.fileno())
+            os.rename(temporary, self._blobs / (sha256 := source.sha256()))
+            return sha256
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def upload_bytes(self, data: bytes) -> None:
+        replace_file(self._blobs / hashlib.sha256(data).hexdigest(), data)
+
+    def publish(self, manifest: bytes) -> None:
+        self.upload_bytes(manifest)
+        fsync_path(self._blobs)
+        replace_file(self.path / "oci-layout", LAYOUT)
+        before = self._entries() if (self.path / "index.json").exists() else []
+        replace_file(self.path / "index.json", self._render_index(manifest, before))
+
+
+class TarLayout(_Layout):
+    """A layout in one uncompressed tar file with one tag; writing replaces the file once it is complete."""
+
+    def __init__(self, path: Path, tag: str, opening: Opening) -> None:
+        super().__init__(path, tag, opening)
+        self._members = {} if opening.for_writing else read_members(path)
+        self._writing = Lock()
+        self._temporary: Path | None = None
+        self._file: BinaryIO | None = None
+        self._end = 0
+        if opening.for_writing:
+            for leftover in path.parent.glob(f".{path.name}.tmp-*"):
+                leftover.unlink(missing_ok=True)
+            self._temporary = path.with_name(f".{path.name}.tmp-{secrets.token_hex(8)}")
+            self._file = self._temporary.open("xb", buffering=0)
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+        if self._temporary:
+            with suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
+        super().close()
+
+    def read_file(self, name: str, max_bytes: int) -> bytes | None:
+        if name not in self._members:
+            return None
+        offset, size = self._members[name]
+        _bounded(b"" if size <= max_bytes else bytes(max_bytes + 1), max_bytes, self.path)
+        with open_regular(self.path) as file:
+            return os.pread(file.fileno(), size, offset)
+
+    def has_blob(self, digest: str, nbytes: int) -> bool:
+        return f"blobs/sha256/{digest.removeprefix('sha256:')}" in self._members
+
+    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
+        if (name := f"blobs/sha256/{blob.hex}") not in self._members:
+            raise TrtspecError(f"the blob {blob.digest} is missing", where=str(self.path))
+        begin, size = self._members[name]
+        with open_regular(self.path) as file:
+            while offset < size and (piece := os.pread(file.fileno(), min(PIECE_BYTES, size - offset), begin + offset)):
+                yield piece
+                offset += len(piece)
+
+    def upload(self, source: BlobSource) -> str:
+        with self._writing:
+            position = begin = self._end + BLOCK
+            for piece in source.pieces(0, source.record.size):
+                write_all(self._descriptor, piece, position)
+                position += piece.nbytes
+            sha256 = source.sha256()
+            self._complete(f"blobs/sha256/{sha256}", begin, source.record.size)
+            return sha256
+
+    def upload_bytes(self, data: bytes) -> None:
+        self._add(f"blobs/sha256/{hashlib.sha256(data).hexdigest()}", data)
+
+    def publish(self, manifest: bytes) -> None:
+        self.upload_bytes(manifest)
+        self._add("oci-layout", LAYOUT)
+        self._add("index.json", self._render_index(manifest, []))
+        write_all(self._descriptor, bytes(2 * BLOCK), self._end)
+        os.fsync(self._descriptor)
+        if self._temporary:
+            os.rename(self._temporary, self.path)
+        fsync_path(self.path.parent)
+
+    @property
+    def _descriptor(self) -> int:
+        if self._file is None:
+            raise ValueError("the layout is open for reading")
+        return self._file.fileno()
+
+    def _add(self, name: str, data: bytes) -> None:
+        with self._writing:
+            if name not in self._members:
+                write_all(self._descriptor, data, self._end + BLOCK)
+                self._complete(name, self._end + BLOCK, len(data))
+
+    def _complete(self, name: str, begin: int, size: int) -> None:
+        """Write the header in front of a member's bytes; equal blobs are kept once."""
+        if name in self._members:
+            return
+        header = tarfile.TarInfo(name)
+        header.size, header.mode = size, 0o644
+        write_all(self._descriptor, header.tobuf(tarfile.GNU_FORMAT), begin - BLOCK)
+        self._end = begin + -(-size // BLOCK) * BLOCK
+        os.ftruncate(self._descriptor, self._end)
+        self._members[name] = (begin, size)
+
+
+def read_members(path: Path) -> dict[str, tuple[int, int]]:
+    """Return the offset and size of each regular file in an uncompressed tar file by its name.
+
+    Only headers are read, so neither a large nor a malformed file takes memory. Links and other types are ignored.
+    Raises TrtspecError for a file that is not a tar file or has more than MAX_MEMBERS members.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    try:
+        with open_regular(path) as file:
+            total, position = os.fstat(file.fileno()).st_size, 0
+            for _ in range(MAX_MEMBERS):
+                header = os.pread(file.fileno(), BLOCK, position)
+                if not header.strip(b"\0"):
+                    return found
+                member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+                if not 0 <= member.size <= total - position - BLOCK:
+                    raise tarfile.TarError("a member exceeds the file")
+                if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+                    found[member.name.removeprefix("./")] = (position + BLOCK, member.size)
+                position += BLOCK + -(-member.size // BLOCK) * BLOCK
+    except FileNotFoundError:
+        raise TrtspecError("the file does not exist", where=str(path)) from None
+    except (tarfile.TarError, ValueError) as error:
+        raise TrtspecError(f"not a tar file: {error}", where=str(path)) from None
+    raise TrtspecError(f"it has more than {MAX_MEMBERS:,} members", where=str(path))
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a file of a layout, which must not be a link; raises TrtspecError for anything but a regular file."""
+    try:
+        return open_regular(path, follow=False)
+    except UnreadableFile as error:
+        raise TrtspecError(describe_read_error(error), where=str(path)) from None
+
+
+def _acquired(path: Path) -> Any:
+    from filelock import Timeout
+
+    lock = file_lock(path.with_name(f".{path.name}.lock"), timeout_s=LOCK_TIMEOUT_S)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise TrtspecError("another process writes to this layout", where=str(path), hint="try again later") from None
+    return lock
+
+
+def _tag_of(entry: dict[str, Any]) -> str:
+    annotations = entry.get("annotations")
+    return str(annotations.get(REF_NAME, "")) if isinstance(annotations, dict) else ""
+
+
+def _bounded(data: bytes, max_bytes: int, where: Path) -> bytes:
+    if len(data) > max_bytes:
+        raise TrtspecError(f"a document of the layout exceeds {max_bytes:,} bytes", where=str(where))
+    return data
+
+
+def open_layout(rest: str, opening: Opening) -> _Layout:
+    """Open a layout; a path that ends in .tar is a tar file."""
+    path, tag = parse_address(rest)
+    return (TarLayout if path.suffix == ".tar" else DirectoryLayout)(path, tag, opening)
+
+
+LOCATION = open_layout

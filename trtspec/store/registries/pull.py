@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pull: fetch the files of an artifact that this machine lacks, verify them, and publish the artifact in one rename.
+
+Each file is verified twice: by the SHA-256 of the image manifest and by the BLAKE3 segments of the artifact's manifest.
+Fetched files are kept next to the artifact until it is complete, so that a killed pull continues:
+
+    .NAME.partial/HEX          a complete file, called after its SHA-256; verified again before it is used
+    .NAME.partial/HEX.part     the beginning of a file
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any, BinaryIO, Literal
+
+from trtspec.core.errors import DigestMismatch, TrtspecError, describe_os_error_at, os_error_remedy
+from trtspec.core.files import file_lock
+from trtspec.core.hashing import SequentialDigest, read_chunks
+from trtspec.core.paths import cache_dir, store_dir
+from trtspec.store.artifact import (
+    MAX_BYTES,
+    Artifact,
+    Manifest,
+    check_artifact_path,
+    file_mismatch,
+    load_artifact,
+    parse_manifest,
+    publish_artifact,
+)
+from trtspec.store.artifact_cache import remember_published
+from trtspec.store.file_records import FileRecord
+from trtspec.store.plan import format_bytes
+from trtspec.store.registries.blobs import KnownBlobs
+from trtspec.store.registries.http_client import Broken, Patience
+from trtspec.store.registries.modelpack import Descriptor, Package, check_digest, parse_image_manifest, read_package
+from trtspec.store.registries.repository import Opening, Repository, is_location, open_location
+from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
+from trtspec.store.store import Store
+
+LOCK_TIMEOUT_S = 600.0
+
+Place = Callable[[Manifest, str], Path]  # the directory of an artifact with a manifest and its SHA-256
+
+
+@dataclass(frozen=True)
+class PullResult:
+    """A pulled artifact: `digest` identifies its image manifest, `manifest` the artifact; both are "sha256:HEX".
+
+    `fetched_bytes` is the number of bytes that this machine did not have, of `total_bytes`.
+    """
+
+    artifact: Path
+    location: str
+    digest: str
+    manifest: str
+    status: Literal["published", "unchanged"]
+    files: int
+    total_bytes: int
+    fetched_bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `trtspec pull --json`."""
+        return {
+            "format_version": 1,
+            "artifact": str(self.artifact),
+            "location": self.location,
+            "digest": self.digest,
+            "manifest": self.manifest,
+            "status": self.status,
+            "files": self.files,
+            "total_bytes": self.total_bytes,
+            "fetched_bytes": self.fetched_bytes,
+        }
+
+
+def by_name(manifest: Manifest, digest: str) -> Path:
+    """Return the default directory of a pulled artifact: build/NAME, as for `trtspec build`."""
+    return Path("build") / manifest.recipe.name
+
+
+def by_digest(manifest: Manifest, digest: str) -> Path:
+    """Return the directory in the cache for an artifact that is deployed from its location."""
+    return cache_dir() / "pulled" / digest
+
+
+def pull_artifact(
+    address: str,
+    place: Place = by_name,
+    *,
+    expected: str = "",
+    patience: Patience | None = None,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> PullResult:
+    """Pull the artifact at an address into the directory that `place` returns; files that this machine has are reused.
+
+    `expected` is the required SHA-256 of the artifact's manifest, in hex. `on_progress` gets (what, bytes done, bytes
+    total). Raises DigestMismatch if the location has other bytes than its documents promise, and TrtspecError if it
+    cannot be read or does not contain an artifact. After an error the directory is unchanged.
+    """
+    stopped, known = Event(), KnownBlobs()
+    repository = open_location(address, Opening(False, patience or Patience(), stopped, known))
+    try:
+        document = repository.manifest()
+        image = parse_image_manifest(address, document)
+        package = read_package(address, image)
+        fetch_document(repository, address, "the model configuration", image.config)  # only verified
+        data = fetch_document(repository, address, "manifest.json", package.manifest)
+        if expected and package.manifest.hex != expected:
+            message = f"this is not the requested artifact: its manifest is {package.manifest.digest}, expected sha256:"
+            raise DigestMismatch(f"{message}{expected}", where=address)
+        manifest = parse_manifest(address, data)
+        check_same_files(address, package, manifest)
+        out = Path(os.path.realpath(place(manifest, package.manifest.hex)))
+        check_artifact_path(out)
+        with _explain_os_errors(out), _staging(out) as staging:
+            pull = _Pull(package, manifest, repository, out, staging, stopped, on_progress)
+            status = pull.run(data)
+        known.learn([(each.digest, package.files[each.path].hex) for each in pull.fetched], repository.place)
+        remember_published(out, manifest)
+        return PullResult(
+            artifact=out,
+            location=address,
+            digest=f"sha256:{hashlib.sha256(document).hexdigest()}",
+            manifest=package.manifest.digest,
+            status=status,
+            files=len(package.files) + 1,
+            total_bytes=sum(record.size for record in manifest.files),
+            fetched_bytes=sum(record.size for record in pull.fetched),
+        )
+    finally:
+        stopped.set()
+        repository.close()
+
+
+def local_artifact(
+    artifact: str | os.PathLike[str],
+    expected: str = "",
+    *,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> Path:
+    """Return the directory of an artifact; the artifact at a location is pulled into the cache.
+
+    Its directory there is called after its manifest, so that a new artifact never changes a served one. Raises like
+    `pull_artifact`.
+    """
+    if isinstance(artifact, str) and is_location(artifact):
+        return pull_artifact(artifact, by_digest, expected=expected, on_progress=on_progress).artifact
+    return Path(artifact)
+
+
+def fetch_document(repository: Repository, where: str, what: str, blob: Descriptor) -> bytes:
+    """Return the verified bytes of a document; raises TrtspecError if it is larger than MAX_BYTES."""
+    if blob.size > MAX_BYTES:
+        raise TrtspecError(f"{what} exceeds {MAX_BYTES:,} bytes", where=where)
+    failed = repository.failed()
+    while True:
+        data = bytearray()
+        try:
+            for piece in repository.pieces(blob, 0):
+                data += piece
+                if len(data) > blob.size:
+                    break
+            if len(data) < blob.size:
+                raise Broken(f"the transfer of {what} was cut off")
+        except Broken as error:
+            failed(error)
+            continue
+        check_digest(where, what, bytes(data), blob.digest)
+        return bytes(data)
+
+
+def check_same_files(where: str, package: Package, manifest: Manifest) -> None:
+    """Raise DigestMismatch unless an image manifest and an artifact's manifest list the same paths and sizes."""
+    listed = {record.path: record.size for record in manifest.files}
+    layers = {path: layer.size for path, layer in package.files.items()}
+    differing = sorted(path for path in {*listed, *layers} if listed.get(path) != layers.get(path))
+    if differing:
+        message = f"the image manifest and the artifact's manifest differ in {differing[0]!a}"
+        raise DigestMismatch(message, where=where, hint="push the artifact again")
+
+
+class _Pull:
+    """One pull: reuse, fetch and verify all files, and publish the artifact; `fetched` are the fetched contents."""
+
+    def __init__(
+        self,
+        package: Package,
+        manifest: Manifest,
+        repository: Repository,
+        out: Path,
+        staging: Path,
+        stopped: Event,
+        on_progress: OnProgress,
+    ) -> None:
+        self.fetched: list[FileRecord] = []
+        self._package, self._manifest, self._repository = package, manifest, repository
+        self._out, self._staging, self._stopped = out, staging, stopped
+        self._meter = Meter("pull", sum(record.size for record in manifest.files), stopped, on_progress)
+
+    def run(self, document: bytes) -> Literal["published", "unchanged"]:
+        distinct = list({record.digest: record for record in self._manifest.files}.values())
+        with ExitStack() as stack:
+            present, keys = self._find_present(distinct, stack)
+            missing = sorted((each for each in distinct if each.digest not in present), key=lambda each: -each.size)
+            self._meter(sum(record.size for record in self._manifest.files) - sum(each.size for each in missing))
+            self._check_space(missing)
+            fetched = transfer_all(self._fetch, missing, self._stopped, self._repository)
+            self.fetched = missing
+            paths = present | {record.digest: path for record, path in zip(missing, fetched, strict=True)}
+            files = {record.path: paths[record.digest] for record in self._manifest.files}
+            status = publish_artifact(self._out, files, self._manifest, document)
+            shutil.rmtree(self._staging)
+            for key, store in keys.items():
+                store.restamp(key)
+        return status
+
+    def _find_present(self, records: list[FileRecord], stack: ExitStack) -> tuple[dict[str, Path], dict[str, Store]]:
+        """Return verified files of this machine by BLAKE3 digest, and the store entries that they are part of."""
+        found = {each.digest: path for each in records if (path := self._staged(each))}
+        with suppress(TrtspecError):
+            found |= _files_of(load_artifact(self._out), [each for each in records if each.digest not in found])
+        rest = {each.digest for each in records if each.digest not in found and each.size}
+        if not rest or not store_dir().is_dir():
+            return found, {}
+        store, keys = Store(store_dir()), dict[str, Store]()
+        for entry in store.entries():
+            here = {file.digest: entry.files_dir / file.path for file in entry.files if file.digest in rest}
+            if here:
+                stack.enter_context(store.uses.holding([entry.key]))
+                if store.get(entry.key).entry:
+                    found |= here
+                    rest -= {*here}
+                    keys[entry.key] = store
+        return found, keys
+
+    def _staged(self, record: FileRecord) -> Path | None:
+        path = self._staging / self._package.files[record.path].hex
+        if path.is_file() and file_mismatch(self._staging, record.model_copy(update={"path": path.name})) is None:
+            return path
+        path.unlink(missing_ok=True)
+        return None
+
+    def _check_space(self, missing: list[FileRecord]) -> None:
+        parts = [self._part(record) for record in missing]
+        needed = sum(each.size for each in missing) - sum(part.stat().st_size for part in parts if part.is_file())
+        if (free := shutil.disk_usage(self._staging).free) < needed:
+            message = f"{format_bytes(needed)} are missing, and {format_bytes(free)} are free"
+            raise TrtspecError(message, where=str(self._out), hint="free disk space, or choose another directory")
+
+    def _part(self, record: FileRecord) -> Path:
+        return self._staging / f"{self._package.files[record.path].hex}.part"
+
+    def _fetch(self, record: FileRecord) -> Path:
+        """Fetch and verify one file; a partial file that turns out wrong is fetched again once."""
+        blob, part = self._package.files[record.path], self._part(record)
+        for is_last in (False, True):
+            with part.open("a+b", buffering=0) as file:
+                try:
+                    Download(self._repository, blob, record, file, self._meter).run()
+                except DigestMismatch:
+                    file.truncate(0)
+                    if is_last:
+                        raise
+                    continue
+                os.fchmod(file.fileno(), 0o444)
+                os.fsync(file.fileno())
+            os.rename(part, part.with_suffix(""))
+            break
+        return part.with_suffix("")
+
+
+class Download:
+    """The download of one blob to an open file, which may have its beginning; each full segment is verified at once."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        blob: Descriptor,
+        record: FileRecord,
+        file: BinaryIO,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        self._repository, self._blob, self._record, self._file, self._on_bytes = (
+            repository,
+            blob,
+            record,
+            file,
+            on_bytes,
+        )
+        self._digest = SequentialDigest()
+
+    def run(self) -> None:
+        """Fetch and verify the rest; raises DigestMismatch for wrong bytes, which remain in the file."""
+        for piece in read_chunks(self._file.fileno()):
+            self._add(piece)
+        failed = self._repository.failed()
+        while (before := self._digest.position) < self._record.size:
+            try:
+                for received in self._repository.pieces(self._blob, before):
+                    self._file.write(received)
+                    self._add(received)
+                if self._digest.position < self._record.size:
+                    raise Broken("the transfer was cut off")
+            except Broken as error:
+                if self._digest.position > before:
+                    failed = self._repository.failed()
+                failed(error)
+        if self._digest.segments != self._record.segments or self._digest.sha256 != self._blob.hex:
+            raise self._mismatch("its digest differs")
+
+    def _add(self, data: bytes | memoryview) -> None:
+        count = len(self._digest.finished_segments)
+        self._digest.update(data)
+        self._on_bytes(len(data))
+        if self._digest.position > self._record.size:
+            raise self._mismatch(f"more than {self._record.size:,} bytes arrived")
+        found = self._digest.finished_segments
+        if found[count:] != self._record.segments[count : len(found)]:
+            raise self._mismatch(f"the bytes before {self._digest.position:,} differ")
+
+    def _mismatch(self, what: str) -> DigestMismatch:
+        message = f"{self._record.path!a} ({self._blob.digest}) is not the promised file: {what}"
+        return DigestMismatch(message, where=self._repository.label, hint="push the artifact again")
+
+
+def _files_of(artifact: Artifact, records: list[FileRecord]) -> Mapping[str, Path]:
+    """Return the files of an artifact that have the contents of records, verified, by digest."""
+    own = {record.digest: record for record in artifact.manifest.files}
+    return {
+        each.digest: artifact.root / own[each.digest].path
+        for each in records
+        if each.digest in own and file_mismatch(artifact.root.resolve(), own[each.digest]) is None
+    }
+
+
+@contextmanager
+def _staging(out: Path) -> Iterator[Path]:
+    """Provide the directory of fetched files, which remains after an error; one process uses it at a time."""
+    from filelock import Timeout
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lock = file_lock(out.with_name(f".{out.name}.pull.lock"), timeout_s=LOCK_TIMEOUT_S)
+    try:
+        lock.acquire()
+    except Timeout:
+        message = "another process pulls an artifact into this directory"
+        raise TrtspecError(message, where=str(out), hint="wait until it has ended") from None
+    try:
+        staging = out.with_name(f".{out.name}.partial")
+        staging.mkdir(mode=0o700, exist_ok=True)
+        yield staging
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _explain_os_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if (refused := describe_os_error_at(error, str(out))) is None:
+            raise
+        hint = "free disk space or fix permissions, then pull again; fetched files are kept"
+        raise TrtspecError(refused, where=str(out), hint=os_error_remedy(error) or hint) from error

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Push: upload the files of an artifact that a location lacks, then its manifest, which makes it visible at once.
+
+A file that this machine has uploaded before, or that has the size of a file in the repository, is looked up by its
+SHA-256 first. Any other file is uploaded, hashed and compared with the artifact's manifest in one reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+from trtspec.core.errors import DigestMismatch, TrtspecError
+from trtspec.core.files import read_bounded
+from trtspec.core.hashing import SequentialDigest, digest_and_sha256
+from trtspec.store.artifact import MAX_BYTES, Artifact, load_artifact
+from trtspec.store.artifact_paths import MANIFEST
+from trtspec.store.file_records import FileRecord
+from trtspec.store.registries.blobs import BlobSource, KnownBlobs
+from trtspec.store.registries.http_client import Patience
+from trtspec.store.registries.modelpack import (
+    TITLE,
+    parse_image_manifest,
+    render_config,
+    render_layer,
+    render_manifest,
+)
+from trtspec.store.registries.repository import Opening, Repository, open_location
+from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
+
+SMALL_BYTES = 1 << 20  # smaller files are sent in one request
+MAX_HINTS = 8  # tags whose manifests are read for the sizes of present files
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """A pushed artifact: `digest` identifies its image manifest, `manifest` the artifact; both are "sha256:HEX".
+
+    `sent_bytes` is the number of bytes that the location did not have, of `total_bytes`.
+    """
+
+    location: str
+    digest: str
+    manifest: str
+    files: int
+    total_bytes: int
+    sent_bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `trtspec push --json`."""
+        return {
+            "format_version": 1,
+            "location": self.location,
+            "digest": self.digest,
+            "manifest": self.manifest,
+            "files": self.files,
+            "total_bytes": self.total_bytes,
+            "sent_bytes": self.sent_bytes,
+        }
+
+
+def push_artifact(
+    root: Path,
+    address: str,
+    *,
+    expected: str = "",
+    patience: Patience | None = None,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> PushResult:
+    """Push the artifact in a directory to an address; what the location has is not sent again.
+
+    `expected` is the required SHA-256 of the artifact's manifest, in hex. `on_progress` gets (what, bytes done, bytes
+    total). Raises DigestMismatch if a file differs from the manifest, and TrtspecError if the location does not accept
+    the artifact. After an error nothing is visible at the address that was not visible before.
+    """
+    artifact, stopped, known = load_artifact(root, expected), Event(), KnownBlobs()
+    repository = open_location(address, Opening(True, patience or Patience(), stopped, known))
+    try:
+        return _Push(artifact, address, repository, known, stopped, on_progress).run()
+    finally:
+        stopped.set()
+        repository.close()
+
+
+class _Push:
+    """One push: the layers of all files, then the configuration and the image manifest."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        address: str,
+        repository: Repository,
+        known: KnownBlobs,
+        stopped: Event,
+        on_progress: OnProgress,
+    ) -> None:
+        self._artifact, self._address, self._repository, self._known = artifact, address, repository, known
+        self._stopped = stopped
+        self._total = sum(record.size for record in artifact.manifest.files)
+        self._meter = Meter("push", self._total, stopped, on_progress)
+        self._sent = 0
+        self._lock = Lock()
+
+    def run(self) -> PushResult:
+        records = self._artifact.manifest.files
+        distinct = {record.digest: record for record in records}  # equal files are one blob
+        sizes = present_sizes(self._repository) if any(map(self._is_unknown, distinct.values())) else set()
+        largest_first = sorted(distinct.values(), key=lambda record: -record.size)
+        found = transfer_all(lambda record: self._bring(record, sizes), largest_first, self._stopped, self._repository)
+        sha256 = {record.digest: each for record, each in zip(largest_first, found, strict=True)}
+        self._known.learn(sha256.items(), self._repository.place)
+        layers = [render_layer(record.path, sha256[record.digest], record.size) for record in records]
+        return self._publish(layers)
+
+    def _publish(self, layers: list[dict[str, Any]]) -> PushResult:
+        document = read_bounded(self._artifact.root / MANIFEST, MAX_BYTES, follow=False)
+        if (digest := hashlib.sha256(document).hexdigest()) != self._artifact.digest:
+            raise DigestMismatch("the manifest was replaced during the push", where=str(self._artifact.root))
+        recipe = self._artifact.recipe
+        layers = [render_layer(MANIFEST, digest, len(document)), *layers]
+        config = render_config(recipe, [layer["digest"] for layer in layers])
+        manifest = render_manifest(config, layers, {TITLE: recipe.name})
+        for data in (document, config):
+            self._repository.upload_bytes(data)
+        self._repository.publish(manifest)
+        return PushResult(
+            location=self._address,
+            digest=f"sha256:{hashlib.sha256(manifest).hexdigest()}",
+            manifest=f"sha256:{digest}",
+            files=len(layers),
+            total_bytes=self._total,
+            sent_bytes=self._sent,
+        )
+
+    def _is_unknown(self, record: FileRecord) -> bool:
+        return record.size > SMALL_BYTES and self._known.sha256(record.digest) is None
+
+    def _bring(self, record: FileRecord, sizes: set[int]) -> str:
+        """Return the SHA-256 of a file's content, which the location has afterwards."""
+        path = self._artifact.root / record.path
+        if record.size <= SMALL_BYTES:
+            return self._bring_small(path, record)
+        sha256 = self._known.sha256(record.digest)
+        if sha256 is None and record.size in sizes:
+            sha256 = _checked_sha256(path, record)
+            self._known.learn([(record.digest, sha256)])
+        if sha256 is not None and self._is_present(record, sha256):
+            self._meter(record.size)
+            return sha256
+        with BlobSource(path, record, self._meter) as source:
+            sha256 = self._repository.upload(source)
+        self._count_sent(record.size)
+        self._known.learn([(record.digest, sha256)], self._repository.place)
+        return sha256
+
+    def _is_present(self, record: FileRecord, sha256: str) -> bool:
+        digest = f"sha256:{sha256}"
+        places = self._known.places(record.digest)
+        return self._repository.has_blob(digest, record.size) or self._repository.take_blob(digest, record.size, places)
+
+    def _bring_small(self, path: Path, record: FileRecord) -> str:
+        data = read_bounded(path, SMALL_BYTES, follow=False)
+        digest = SequentialDigest()
+        digest.update(data)
+        if len(data) != record.size or digest.segments != record.segments:
+            raise DigestMismatch(
+                "the file differs from the artifact's manifest; nothing was published", where=str(path)
+            )
+        if not self._repository.has_blob(f"sha256:{digest.sha256}", record.size):
+            self._repository.upload_bytes(data)
+            self._count_sent(record.size)
+        self._meter(record.size)
+        return digest.sha256
+
+    def _count_sent(self, nbytes: int) -> None:
+        with self._lock:
+            self._sent += nbytes
+
+
+def present_sizes(repository: Repository) -> set[int]:
+    """Return the sizes of files in the latest artifacts of a repository, which only decide what is looked up first."""
+    sizes: set[int] = set()
+    with suppress(TrtspecError):
+        tags = repository.tags()
+        first = [repository.reference] if repository.reference in tags else []
+        for tag in [*first, *(tag for tag in reversed(tags) if tag not in first)][:MAX_HINTS]:
+            with suppress(TrtspecError):
+                manifest = parse_image_manifest(tag, repository.manifest(tag))
+                sizes |= {layer.size for layer in manifest.layers}
+    return sizes
+
+
+def _checked_sha256(path: Path, record: FileRecord) -> str:
+    digest, sha256 = digest_and_sha256(path)
+    if digest != record.digest:
+        raise DigestMismatch("the file differs from the artifact's manifest; nothing was published", where=str(path))
+    return sha256

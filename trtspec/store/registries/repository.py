@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of a location that has artifacts, and its discovery by the scheme of an address.
+
+A kind of location is one module of `locations/`, called after its scheme, with a function `LOCATION` that opens an
+address. Another package can provide one through the entry point group trtspec.store.registries.locations.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import find_extension
+from trtspec.store.registries.blobs import BlobSource, KnownBlobs
+from trtspec.store.registries.http_client import Patience
+from trtspec.store.registries.modelpack import Descriptor
+
+LOCATIONS = "trtspec.store.registries.locations"
+EXAMPLES = "e.g. oci://registry.example.com/team/model:v1 or file:models/layout:v1"
+
+
+class Repository(Protocol):
+    """An open location: a repository of blobs and tagged image manifests.
+
+    Methods may be called from several threads. They raise TrtspecError if repeating the call does not help.
+    """
+
+    label: str  # for messages
+    place: str  # identifies the repository for KnownBlobs; "" if its blobs cannot be mounted elsewhere
+    reference: str  # the tag or digest of the address; "" if it has none
+
+    def manifest(self, reference: str = "") -> bytes:
+        """Return the image manifest with a tag or digest (default: the address's), which is not yet verified."""
+
+    def publish(self, manifest: bytes) -> None:
+        """Store an image manifest, whose blobs are present, under the tag of the address."""
+
+    def tags(self) -> list[str]:
+        """Return the tags, sorted."""
+
+    def has_blob(self, digest: str, nbytes: int) -> bool:
+        """Return whether a blob is present."""
+
+    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
+        """Yield the bytes of a blob from `offset`; may end early, or raise Broken if it should be called again."""
+
+    def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
+        """Copy a blob from another repository of the same registry; return False if none of `places` has it."""
+
+    def upload(self, source: BlobSource) -> str:
+        """Store a file as a blob; return its SHA-256, in hex."""
+
+    def upload_bytes(self, data: bytes) -> None:
+        """Store a short blob."""
+
+    def failed(self) -> Callable[[Exception], None]:
+        """Return a function that handles a Broken: it pauses, or raises TrtspecError if all attempts have failed."""
+
+    def interrupt(self) -> None:
+        """End the transfers of all threads; each of them raises an exception."""
+
+    def close(self) -> None:
+        """Release connections and files."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The circumstances in which a location is opened; `stopped` ends all its transfers."""
+
+    for_writing: bool
+    patience: Patience
+    stopped: threading.Event
+    known: KnownBlobs
+
+
+def is_location(text: str) -> bool:
+    """Return whether a text is the address of a location, not a path."""
+    return re.match(r"[a-z][a-z0-9]*://|file:", text) is not None
+
+
+def open_location(address: str, opening: Opening) -> Repository:
+    """Return the open location at SCHEME:REST; raises TrtspecError for an unknown scheme or a malformed address."""
+    scheme, colon, rest = address.partition(":")
+    if not colon or not re.fullmatch(r"[a-z][a-z0-9]*", scheme):
+        raise TrtspecError(f"{address!r} is not the address of a registry or layout", hint=EXAMPLES)
+    opened: Repository = find_extension(LOCATIONS, "LOCATION", scheme, "kind of location")(rest, opening)
+    return opened
