@@ -125,7 +125,8 @@ async def read_events(port: int, path: str, body: Callable[[int], dict[str, Any]
     received, loop = Received.of(load), asyncio.get_running_loop()
     streams = [EventStream(_post(port, path, body(each)), load, each, received) for each in range(load.streams)]
     for stream in streams:
-        await loop.create_connection(lambda stream=stream: stream, LOOPBACK, port)  # type: ignore[misc]
+        connecting = loop.create_connection(lambda stream=stream: stream, LOOPBACK, port)  # type: ignore[misc]
+        await asyncio.wait_for(connecting, END_S)
     await asyncio.wait_for(asyncio.gather(*(each.done for each in streams)), load.warmup_s + load.seconds + END_S)
     return received
 

@@ -63,9 +63,7 @@ class StreamInbox:
         if not self._ids and not self.is_broken:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
-                await (
-                    self._waiter
-                )  # unbounded: the end of the request's own stream wakes it
+                await self._waiter  # unbounded: the end of the request's own stream wakes it
             finally:
                 self._waiter = None
 

@@ -334,7 +334,7 @@ class TritonClient:
         try:
             while True:
                 if not last.done():
-                    await inbox.wait()
+                    await inbox.wait()  # unbounded: `last` wakes it when it is done
                 if ids := inbox.take():
                     received += len(ids) // 4
                     yield {"output_ids": ids}, False
@@ -356,7 +356,7 @@ class TritonClient:
         if inbox.is_broken:
             raise _broken()
         try:
-            await asyncio.wait_for(inbox.wait(), self._timeout_s)
+            await asyncio.wait_for(inbox.wait(), self._timeout_s)  # unbounded: it has a time limit
         except (asyncio.TimeoutError, TimeoutError):
             raise _broken() from None
 
