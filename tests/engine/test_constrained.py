@@ -25,7 +25,7 @@ from tests.methods.eagle_heads import convert_with, random_head, save_head
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.drafting import feature_drafters
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.grammar import GrammarCompiler
+from trtspec.engine.generation.grammar_compiler import GrammarCompiler
 from trtspec.engine.generation.request import Constraint, EngineRequest, LogitEdits, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
