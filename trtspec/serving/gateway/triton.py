@@ -215,7 +215,7 @@ def _add_sampling(
         request.add_requested("num_draft_tokens", "num_draft_tokens", np.int32, [asked["num_draft_tokens"]])
     if asked.constraint is not None:
         for tensor, text in zip(GUIDES, (asked.constraint.guide_type, asked.constraint.guide), strict=True):
-            request.add_requested("response_format", tensor, object, [text.encode()])
+            request.add_requested(asked.constraint_param, tensor, object, [text.encode()])
     if asked["presence_penalty"] or asked["frequency_penalty"]:
         request.add_optional("prompt_ignore_length", np.int32, WHOLE_PROMPT)
 
