@@ -339,8 +339,8 @@ class EntryLimits(StrictModel):
 class Tools(StrictModel):
     """Tool calls through the OpenAI gateway."""
 
-    format: Literal["hermes", "llama3_json", "mistral"] | None = Field(
-        default=None, description="Format of the model's tool calls; by default recognized by the chat template"
+    format: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(
+        default="auto", description="Format of the model's tool calls; auto: recognized by the chat template"
     )
 
 

@@ -4,20 +4,27 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import numpy as np
 import openai
 import pytest
 
+from tests.engine.grammars import MERGED, SYMBOLS, save_tokenizer
 from tests.serving.gateway.running import Fake, RunningGateway, fake_triton, serve_gateway
 from tests.serving.triton.answering import response
 from tests.serving.triton.artifact import make_tokenizer
 from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.engine.generation.grammar_compiler import GrammarCompiler
 from trtspec.serving.gateway.config import GatewayConfig
+from trtspec.serving.gateway.tool_calls import HERMES, ToolCallParser
+from trtspec.serving.gateway.tools import read_tools
 from trtspec.serving.triton.nvidia_compat import GUIDES
 
 # As published templates do: the tools in JSON, the calls in the model's format, the results by role.
@@ -132,6 +139,40 @@ def test_required_and_named_calls_have_a_grammar(chat: Chat) -> None:
     assert called(choice.message) == [("weather", {"city": "Köln"})]
     assert (chat.guide["maxItems"], len(chat.guide["items"]["anyOf"])) == (1, 1)
     assert "time" in chat.prompt
+
+
+def test_texts_of_the_grammar_are_calls_that_fit_their_schemas(tmp_path: Path) -> None:
+    """Random texts of the real grammar, for schemas with references to themselves; validated by jsonschema."""
+    pytest.importorskip("llguidance", reason="needs llguidance")
+    properties = {"v": {"$ref": "#/$defs/value"}, "next": {"$ref": "#"}}
+    node = {"type": "object", "required": ["v"], "additionalProperties": False, "properties": properties,
+            "$defs": {"value": {"enum": ["ab", 12, None]}}}  # fmt: skip
+    schemas = {"list": node, "weather": CITY, "time": {}}
+    tools = [{"type": "function", "function": {"name": name, "parameters": each}} for name, each in schemas.items()]
+    options = read_tools({"tools": tools, "tool_choice": "required"})
+    assert options is not None
+    tokenizer = Tokenizer(save_tokenizer(tmp_path / "tokenizer", [*SYMBOLS, *MERGED]))
+    compiler, chosen, found = GrammarCompiler(tokenizer, tokenizer.vocab_size), random.Random(0), list[Any]()
+    for _ in range(30):
+        matcher, ids = compiler.matcher(options.constraint("arguments"), (0,)), list[int]()
+        while not matcher.is_complete and len(ids) < 400:
+            bits = np.zeros((tokenizer.vocab_size + 31) // 32, np.int32)
+            matcher.fill(bits)
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+            closing = (
+                [token for token in allowed if set(tokenizer.decode([token])) <= {*'"}]'}] if len(ids) > 60 else []
+            )
+            ids.append(chosen.choice(closing or [token for token in allowed if token]))
+            assert matcher.push(ids[-1])
+        if matcher.is_complete:
+            parser = ToolCallParser(HERMES, options.names, parallel=True, forced=True)
+            content, calls = parser.add(tokenizer.decode(ids), last=True)
+            assert (content, len(calls) > 0) == ("", True)
+            found += calls
+    compiler.close()
+    for call in found:
+        jsonschema.Draft202012Validator(schemas[call.name]).validate(json.loads(call.arguments))
+    assert {call.name for call in found} == {*schemas}
 
 
 def test_incomplete_call_is_content(chat: Chat) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compilation of guides in threads of its own, so that no request waits for the guide of another one.
+"""Compilation of guides in separate threads, so that no request waits for the guide of another request.
 
 A guide comes from a client and may be made to take long. It is tried in a child process first (`grammar_trial`) and
 compiled in this process only if it passed.
@@ -197,7 +197,7 @@ def _remember(table: OrderedDict[Constraint, T], constraint: Constraint, value: 
 
 
 def _used(table: OrderedDict[Constraint, T], constraint: Constraint) -> T | None:
-    """Return the value of a constraint, which becomes the most recently used one; None without a value."""
+    """Mark a constraint as the most recently used and return its value, or None if it has no value."""
     if constraint not in table:
         return None
     table.move_to_end(constraint)

@@ -31,7 +31,7 @@ MODULE = "trtspec.engine.generation.grammar_trial"
 STACK_BYTES = 1 << 20  # an eighth of a usual stack: a guide that fits does not overflow this process's
 STEPS = 16
 NICE = 10  # the engine's thread has precedence
-# Of the child: the time of a guide is limited by its own process, and the child waits for that process.
+# The child waits while the forked process, which has a shorter limit, tries a guide.
 LIMITS = SandboxLimits(memory_bytes=1 << 30, cpu_s=30.0, wall_s=30.0, output_bytes=4096)
 PASSED, REFUSED, TIME, CRASHED = "passed", "refused", "time", "crashed"
 
@@ -86,7 +86,7 @@ def prepare(argument: dict[str, Any], data: bytes) -> None:
 
 
 def attempt(argument: tuple[str, str, float], data: bytes) -> tuple[str, str]:
-    """Try a guide in a process of its own; return the outcome and the reason if it did not pass."""
+    """Try a guide in a separate process; return the outcome and the reason if it did not pass."""
     kind, guide, cpu_s = argument
     receiving, sending = os.pipe()
     process = os.fork()

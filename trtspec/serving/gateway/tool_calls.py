@@ -2,8 +2,8 @@
 """Tool calls in streamed text: the formats of the model families, and the parser that separates calls from content.
 
 A format's text has JSON objects with the name and the arguments of a function, between or after markers. The parser
-returns a call when its object is complete. Text that looks like a call but is none, such as one of a function that the
-request does not have, is content.
+returns a call when its object is complete. Text in the form of a call is content if it is not valid JSON or if the
+request does not have the function.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ FORMATS = {each.name: each for each in (HERMES, MISTRAL, LLAMA3_JSON)}  # in the
 
 
 def find_format(name: str, template: str) -> ToolFormat | None:
-    """Return the format with a name, or for "" the first that recognizes the chat template; None if there is none."""
+    """Return the named format. For "", return the first format that recognizes the chat template, or None."""
     if name:
         return FORMATS[name]
     return next((each for each in FORMATS.values() if each.recognizes(template)), None)
@@ -182,7 +182,7 @@ class ToolCallParser:
         self._content, self._space = self._content + shown, text[len(shown) :]
 
     def _parsed(self, text: str) -> ToolCall | None:
-        """Return the call in a JSON object, or None if it is none or its function does not exist."""
+        """Return the call in a JSON object, or None if the object is invalid or its function does not exist."""
         try:
             call = json.loads(text, parse_constant=_refuse)
             arguments = call.get(self._form.arguments, call.get("arguments", {}))
@@ -204,7 +204,10 @@ class _Braces:
         self._is_quoted = False
 
     def end(self, text: str) -> int | None:
-        """Return the length of the object at the beginning of `text`, which only grows; None if it is incomplete."""
+        """Return the length of the object at the beginning of `text`, or None if the object is incomplete.
+
+        Each call must pass the text of the previous call, extended at its end.
+        """
         while (found := STRUCTURE.search(text, self._at)) is not None:
             mark, self._at = found[0], found.end()
             if mark == "\\":

@@ -64,7 +64,7 @@ class ToolOptions:
     def constraint(self, arguments_key: str) -> Constraint:
         """Return the grammar of a list of calls, each an object with `name` and `arguments_key`.
 
-        Each tool's schema is a definition of its own, to which the schema's references are changed.
+        Each tool's schema becomes a definition, and the references in the schema are changed accordingly.
         """
         calls, definitions = [], {}
         for number, tool in enumerate(self.callable_tools):
