@@ -79,7 +79,10 @@ NAMES = st.sampled_from(
 )
 FUNCTION = st.fixed_dictionaries(
     {"name": st.sampled_from(["f", "g"]) | st.text(max_size=4)},
-    optional={"description": JSON, "parameters": st.dictionaries(st.sampled_from(SCHEMA_KEYS), JSON, max_size=3)},
+    optional={
+        "description": st.text(max_size=8) | JSON,
+        "parameters": st.dictionaries(st.sampled_from(SCHEMA_KEYS), JSON, max_size=3),
+    },
 )
 TOOLS = st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTION | JSON}), max_size=3)
 CALLS = st.fixed_dictionaries({"id": st.just("a") | JSON, "type": st.just("function"), "function": FUNCTION | JSON})
@@ -104,7 +107,8 @@ def test_arbitrary_tools_cause_no_server_error(entry: RunningGateway) -> None:
         messages = [{"role": "user", "content": "x"}, *turns]
         chosen = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
         sent = {"model": "quickstart", "messages": messages, "max_tokens": 4, **chosen}
-        check(session.post(f"{entry.url}/v1/chat/completions", json=sent, timeout=30), sent)
+        headers, body = {"Content-Type": "application/json"}, json.dumps(sent).encode()
+        check(session.post(f"{entry.url}/v1/chat/completions", data=body, headers=headers, timeout=30), sent)
 
     ask()
 

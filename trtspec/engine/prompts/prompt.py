@@ -149,7 +149,7 @@ def _message(message: Any, where: str, with_tools: bool) -> dict[str, Any]:
     content = message.get("content")
     if calls and role == "assistant" and content is None:
         content = ""
-    read = {"role": roles[role], "content": _content(content, f"{where}.content")}
+    read: dict[str, Any] = {"role": roles[role], "content": _content(content, f"{where}.content")}
     if calls:
         read["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", role)
     if role == "tool":
