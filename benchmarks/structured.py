@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--schemas", type=int, help="measure this number of random schemas instead")
     parser.add_argument("--batch", type=int, default=8, help="random schemas that are generated at once")
+    parser.add_argument("--items", type=int, default=0, help="make each a list of this number of values")
     parser.add_argument("--out", type=Path, help="write the results of --schemas as JSON")
     given = parser.parse_args()
     if given.schemas:
@@ -75,7 +76,7 @@ def measure_schemas(given: Any) -> None:
     rows: list[dict[str, Any]] = []
     groups: list[dict[str, float]] = []
     with open_artifact(given.artifact) as artifact:
-        schemas = random_schemas()
+        schemas = random_schemas(given.items)
         measure_group(artifact, [(0, {"type": "null"})], given)  # loads the library
         while len(rows) < given.schemas:
             members = list(islice(schemas, min(given.batch, given.schemas - len(rows))))
@@ -88,14 +89,19 @@ def measure_schemas(given: Any) -> None:
         given.out.write_text(json.dumps(document | {"texts_by_seed": rows, "seconds": groups}) + "\n")
 
 
-def random_schemas() -> Iterator[tuple[int, Any]]:
-    """Yield seeds and schemas; those whose references are not at the top would be invalid and are left out."""
+def random_schemas(items: int) -> Iterator[tuple[int, Any]]:
+    """Yield seeds and schemas, or with `items` schemas of lists of that many values of a random schema.
+
+    Schemas whose references are not at the top would be invalid and are left out.
+    """
     from tests.engine.grammars import has_references_of_its_own, random_schema
 
     seed = 0
     while True:
         schema = random_schema(seed)
-        if not has_references_of_its_own(schema):
+        if items and "$ref" not in json.dumps(schema):
+            yield seed, {"type": "array", "items": schema, "minItems": items, "maxItems": items}
+        elif not items and not has_references_of_its_own(schema):
             yield seed, schema
         seed += 1
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import EngineFailed, Overloaded, TrtspecError
 from trtspec.engine.generation.grammar import GrammarMatcher, compile_grammar, load_library_tokenizer
-from trtspec.engine.generation.grammar_trial import GuideTrial, cannot_compile
+from trtspec.engine.generation.grammar_trial import GuideRefused, GuideTrial, cannot_compile
 from trtspec.engine.generation.request import Constraint
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class GrammarCompiler:
             if self._closed:
                 raise EngineFailed("the engine was closed")
             if (refused := _used(self._refused, constraint)) is not None:
-                raise TrtspecError(refused[0], hint=refused[1])
+                raise GuideRefused(refused[0], hint=refused[1])
             if (known := _used(self._compiled, constraint) or self._pending.get(constraint)) is not None:
                 return known
             future = self._pending[constraint] = Future()
@@ -182,7 +182,7 @@ class GrammarCompiler:
             future = self._pending.pop(constraint)
             if isinstance(outcome, CompiledGrammar):
                 _remember(self._compiled, constraint, future, MAX_COMPILED)
-            elif isinstance(outcome, TrtspecError) and not isinstance(outcome, Overloaded) and not self._closed:
+            elif isinstance(outcome, GuideRefused):
                 _remember(self._refused, constraint, (outcome.message, outcome.hint), MAX_REFUSED)
         if isinstance(outcome, Exception):
             future.set_exception(outcome)

@@ -36,6 +36,10 @@ LIMITS = SandboxLimits(memory_bytes=1 << 30, cpu_s=30.0, wall_s=30.0, output_byt
 PASSED, REFUSED, TIME, CRASHED = "passed", "refused", "time", "crashed"
 
 
+class GuideRefused(TrtspecError):
+    """A guide is invalid or exceeds a limit of its trial; another trial would have the same result."""
+
+
 class GuideTrial:
     """A child process that tries guides, one at a time; it starts with the first one."""
 
@@ -46,16 +50,18 @@ class GuideTrial:
     def passes(self, constraint: Constraint, cpu_s: float) -> bool:
         """Return whether a guide compiles and takes some steps; False if this needs more than `cpu_s` seconds.
 
-        Raises TrtspecError if the guide is invalid or exceeds another limit.
+        Raises GuideRefused if the guide is invalid or exceeds another limit, and TrtspecError if the child fails.
         """
         what = f"the {constraint.guide_type} guide"
         argument = [constraint.guide_type, constraint.guide, cpu_s]
         try:
             outcome, message = self._child.ask(f"{MODULE}:attempt", argument)
         except SandboxError as error:
-            raise cannot_compile(constraint, error.message) from None
+            raise TrtspecError(
+                f"{what} cannot be compiled: {error.message}", hint="retry, or use a smaller one"
+            ) from None
         if outcome == REFUSED:
-            raise TrtspecError(f"{what} is not supported: {message}")
+            raise GuideRefused(f"{what} is not supported: {message}")
         if outcome == CRASHED:
             raise cannot_compile(constraint, message)
         return bool(outcome == PASSED)
@@ -68,8 +74,8 @@ class GuideTrial:
         self._child.end()
 
 
-def cannot_compile(constraint: Constraint, reason: str) -> TrtspecError:
-    return TrtspecError(f"the {constraint.guide_type} guide cannot be compiled: {reason}", hint="use a smaller one")
+def cannot_compile(constraint: Constraint, reason: str) -> GuideRefused:
+    return GuideRefused(f"the {constraint.guide_type} guide cannot be compiled: {reason}", hint="use a smaller one")
 
 
 # The code below runs in the child.
