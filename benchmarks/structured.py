@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure speculation under a JSON schema against constrained decoding of the target alone, on the quickstart.
 
-    python benchmarks/structured.py build/quickstart
-    python benchmarks/structured.py build/quickstart --schemas 1000 --out benchmarks/results/structured.json
+    python benchmarks/structured.py build/quickstart --out benchmarks/results/structured.json
+    python benchmarks/structured.py build/quickstart --schemas 1000 --out benchmarks/results/structured-schemas.json
 
 Both arms run the same requests in the same engine, in turns; their greedy texts must be equal. The rows with "free" are
 the same prompts without a grammar. With --schemas, every text has another random schema, and jsonschema, which shares
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--schemas", type=int, help="measure this number of random schemas instead")
     parser.add_argument("--batch", type=int, default=8, help="random schemas that are generated at once")
     parser.add_argument("--items", type=int, default=0, help="make each a list of this number of values")
-    parser.add_argument("--out", type=Path, help="write the results of --schemas as JSON")
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
     given = parser.parse_args()
     if given.schemas:
         measure_schemas(given)
@@ -68,7 +68,12 @@ def main() -> None:
     for label in ("schema", "free"):
         ratios = [row["speedup"] for row in rows if row["grammar"] == label]
         print(f"{label}: median speed-up {statistics.median(ratios):.2f}")
-    print(json.dumps(environment()))
+    write(given.out, {"rounds": given.rounds, "prompts": rows})
+
+
+def write(out: Path | None, results: dict[str, Any]) -> None:
+    if out:
+        out.write_text(json.dumps({"benchmark": "structured", "machine": environment(), **results}) + "\n")
 
 
 def measure_schemas(given: Any) -> None:
@@ -84,9 +89,8 @@ def measure_schemas(given: Any) -> None:
             rows += texts
             groups.append(seconds)
             print(json.dumps(summary(rows, groups)), flush=True)
-    document = {"benchmark": "structured", "machine": environment(), "batch": given.batch, **summary(rows, groups)}
-    if given.out:
-        given.out.write_text(json.dumps(document | {"texts_by_seed": rows, "seconds": groups}) + "\n")
+    results = {"batch": given.batch, "items": given.items, **summary(rows, groups)}
+    write(given.out, {**results, "texts_by_seed": rows, "seconds": groups})
 
 
 def random_schemas(items: int) -> Iterator[tuple[int, Any]]:
