@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -125,10 +126,15 @@ async def read_events(port: int, path: str, body: Callable[[int], dict[str, Any]
     received, loop = Received.of(load), asyncio.get_running_loop()
     streams = [EventStream(_post(port, path, body(each)), load, each, received) for each in range(load.streams)]
     for stream in streams:
-        connecting = loop.create_connection(lambda stream=stream: stream, LOOPBACK, port)  # type: ignore[misc]
+        made = partial(_given, stream)
+        connecting = loop.create_connection(made, LOOPBACK, port)  # unbounded: the next line has the limit
         await asyncio.wait_for(connecting, END_S)
     await asyncio.wait_for(asyncio.gather(*(each.done for each in streams)), load.warmup_s + load.seconds + END_S)
     return received
+
+
+def _given(stream: EventStream) -> EventStream:
+    return stream
 
 
 def _post(port: int, path: str, body: dict[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.methods.eagle_heads import convert_with, random_head, save_head
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.drafting import feature_drafters
 from trtspec.engine.engine import Engine
-from trtspec.engine.generation.grammar import GrammarCompiler
+from trtspec.engine.generation.grammar_compiler import GrammarCompiler
 from trtspec.engine.generation.request import Constraint, EngineRequest, LogitEdits, SamplingOptions
 from trtspec.engine.settings import EngineSettings
 
@@ -124,9 +125,10 @@ def generate(engine: Engine, constraint: Constraint, **options: Any) -> tuple[st
 
 
 SEEDS_OF_A_TEST = 25
+SCHEMAS = int(os.environ.get("TRTSPEC_FUZZ_EXAMPLES", "400"))
 
 
-@pytest.mark.parametrize("first", range(0, 400, SEEDS_OF_A_TEST))
+@pytest.mark.parametrize("first", range(0, SCHEMAS, SEEDS_OF_A_TEST))
 def test_text_of_a_random_schema_is_valid_and_equals_the_targets(first: int, engine: Engine) -> None:
     """Valid by jsonschema, an independent validator; greedy, and sampled with another seed for each schema."""
     ended = 0

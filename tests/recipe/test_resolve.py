@@ -111,6 +111,7 @@ def test_minimal_recipe_resolves_to_the_defaults(write: Write, tmp_path: Path) -
                 "write_timeout_s": 1.0,
                 "body_timeout_s": 10.0,
             },
+            "tools": {"format": "auto"},
             "rollout": {
                 "canary": [5, 25, 100],
                 "hold_s": 10.0,

@@ -230,8 +230,8 @@ def generate_one(
             handle.cancel()
             raise
         seconds = time.perf_counter() - started
-        if update.finish_reason == "error":
-            raise TrtspecError(update.error or "the engine failed")
+        if update.finish_reason in ("error", "refused"):
+            raise update.refusal or TrtspecError(update.error or "the engine failed")
         result = EngineResult(tuple(ids), update.finish_reason, update.stats)
         return GeneratedText(text, result, seconds, artifact.acceptance)
 

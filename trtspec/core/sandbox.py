@@ -129,13 +129,19 @@ class SandboxChild:
             self.end()
             raise
 
+    def kill(self) -> None:
+        """Kill the process and its process group from another thread; a request in progress raises SandboxError."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     def end(self) -> int | None:
         """Kill the process and its process group; return its exit status, or None if it is not running."""
+        self.kill()
         process, self._process = self._process, None
         if process is None:
             return None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()

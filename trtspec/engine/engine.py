@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
@@ -28,7 +29,8 @@ import torch
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import EngineFailed, Overloaded, TrtspecError
-from trtspec.engine.generation.grammar import GrammarCompiler, GrammarMatcher
+from trtspec.engine.generation.grammar import GrammarMatcher
+from trtspec.engine.generation.grammar_compiler import CompiledGrammar, GrammarCompiler
 from trtspec.engine.generation.request import (
     EngineRequest,
     EngineResult,
@@ -62,7 +64,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.tokenizer = Tokenizer(tokenizer) if tokenizer else None
-        self._grammars: GrammarCompiler | None = None
+        self._compiling: list[RunningRequest] = []  # their grammars are not compiled yet
         self._waiting: deque[RunningRequest] = deque()
         self._entering: list[RunningRequest] = []
         self._running: list[RunningRequest] = []
@@ -75,6 +77,7 @@ class Engine:
         )
         self._thread.start()
         loaded.result()
+        self._grammars = GrammarCompiler(self.tokenizer, self.vocab_size) if self.tokenizer else None
         atexit.register(self.close)  # a thread inside torch must not outlive the interpreter
 
     @property
@@ -84,14 +87,27 @@ class Engine:
     def submit(self, request: EngineRequest, on_update: Callable[[Update], None]) -> RequestHandle:
         """Queue a request; the engine's thread calls `on_update` until an update has a finish reason.
 
+        A constraint that is new is compiled by another thread, meanwhile the request waits. That thread calls
+        `on_update` with the reason "refused" if the constraint cannot be compiled.
+
         Raises TrtspecError if the request cannot be served, the queue is full or the engine is closed.
         """
         self._check(request)
-        running = RunningRequest(request, on_update, self.tokenizer, self._matcher(request))
+        running = RunningRequest(request, on_update, self.tokenizer)
+        grammar = self._grammar(request)
+        if grammar is not None and grammar.done():
+            running.matcher, grammar = grammar.result().matcher(request.end_ids), None
         with self._changed:
             if sum(self.occupancy) >= self.settings.max_batch_size + self.settings.max_queue_size:
                 raise Overloaded(self.settings.max_queue_size)
-            self._enqueue(running)
+            if grammar is None:
+                self._enqueue(running)
+            elif self._closed:
+                raise EngineFailed(self._closed)
+            else:
+                self._compiling.append(running)
+        if grammar is not None:
+            grammar.add_done_callback(partial(self._compiled, running))
         return running.handle
 
     def set_draft_failure_callbacks(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
@@ -110,7 +126,7 @@ class Engine:
     @property
     def occupancy(self) -> tuple[int, int]:
         """Return (number of running requests, number of waiting requests)."""
-        return len(self._running), len(self._waiting)
+        return len(self._running), len(self._waiting) + len(self._compiling)
 
     def generate(self, requests: Sequence[EngineRequest]) -> list[EngineResult]:
         """Run requests to completion and return their results in order; the queue limit does not apply.
@@ -119,7 +135,7 @@ class Engine:
         """
         for request in requests:
             self._check(request)
-        matchers = [self._matcher(request) for request in requests]
+        matchers = [self._matcher(request) for request in requests]  # one by one: they must not fill the queue
         collectors = [_ResultCollector() for _ in requests]
         with self._changed:
             for request, collector, matcher in zip(requests, collectors, matchers, strict=True):
@@ -145,11 +161,29 @@ class Engine:
 
     def _matcher(self, request: EngineRequest) -> GrammarMatcher | None:
         """Return the state of an empty text in the request's grammar, None without a constraint."""
-        if request.constraint is None or self.tokenizer is None:
+        grammar = self._grammar(request)
+        return None if grammar is None else grammar.result().matcher(request.end_ids)
+
+    def _grammar(self, request: EngineRequest) -> Future[CompiledGrammar] | None:
+        """Return the future of a request's grammar, None without a constraint."""
+        if request.constraint is None or self._grammars is None:
             return None
-        if self._grammars is None:
-            self._grammars = GrammarCompiler(self.tokenizer, self.vocab_size)
-        return self._grammars.matcher(request.constraint, request.end_ids)
+        return self._grammars.submit(request.constraint)
+
+    def _compiled(self, running: RunningRequest, grammar: Future[CompiledGrammar]) -> None:
+        """Queue a request whose grammar is compiled, or refuse it; called once by the compiler's thread."""
+        error = grammar.exception()
+        if error is None:
+            running.matcher = grammar.result().matcher(running.request.end_ids)
+        with self._changed:
+            if running not in self._compiling:  # the engine ended and has cancelled it
+                return
+            self._compiling.remove(running)
+            if error is None:  # also after `close`: the engine's thread still cancels what waits
+                self._waiting.append(running)
+                self._changed.notify()
+        if error is not None:
+            running.refuse(error)
 
     def _enqueue(self, running: RunningRequest) -> None:
         if self._closed:
@@ -178,7 +212,8 @@ class Engine:
             reason, error = "error", f"the engine failed: {failure}"
         with self._changed:
             self._closed = self._closed or error
-            left = [*self._running, *self._entering, *self._waiting]
+            left = [*self._running, *self._entering, *self._waiting, *self._compiling]
+            self._compiling = []
         for running in left:
             self._notify(running, reason, error)
 

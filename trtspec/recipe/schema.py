@@ -336,6 +336,14 @@ class EntryLimits(StrictModel):
     body_timeout_s: float = Field(default=10.0, ge=0.1, le=3600, description="Maximum seconds to receive a body")
 
 
+class Tools(StrictModel):
+    """Tool calls through the OpenAI gateway."""
+
+    format: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(
+        default="auto", description="Format of the model's tool calls; auto: recognized by the chat template"
+    )
+
+
 class Serving(StrictModel):
     """Settings for serving the engines with Triton."""
 
@@ -351,6 +359,7 @@ class Serving(StrictModel):
     warmup: bool = Field(default=False, description="Generate a few texts before the models report ready")
     openai: bool = Field(default=True, description="Also serve OpenAI's API, in addition to Triton's")
     limits: EntryLimits = Field(default=EntryLimits(), description="Limits for OpenAI clients")
+    tools: Tools = Field(default=Tools(), description="Tool calls of OpenAI clients")
     rollout: Rollout = Field(default=Rollout(), description="How it replaces the live artifact")
     max_queue_delay_us: int = Field(default=100, ge=0, description="Maximum microseconds to wait for a larger batch")
     structured_output: bool = Field(

@@ -82,7 +82,7 @@ def test_content_parts_are_joined_and_developer_role_becomes_system(tmp_path: Pa
         ([{"role": "user", "content": "\ud800"}], "messages.0.content"),
         ([{"role": "user", "content": "x", "name": "\ud800"}], "messages.0.name"),
         ([{"role": "wizard", "content": "x"}], "messages.0.role"),
-        ([{"role": "tool", "content": "x"}], "messages.0"),
+        ([{"role": "tool", "content": "x"}], "messages.0.tool_call_id"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages.0.content"),
     ],
 )

@@ -26,6 +26,8 @@ from trtspec.serving.gateway.command import base_url
 from trtspec.serving.gateway.config import GatewayConfig
 
 TEMPLATE = """
+{%- if tools %}tools: {{ tools | tojson }}
+{% endif %}
 {%- for message in messages %}{{ message['role'] }}: {{ message['content'] }}
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
 WAIT_S = 20.0

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.serving.gateway.running import RunningGateway
-from trtspec.serving.gateway.parameters import CHAT, COMPLETION, NEUTRAL
+from trtspec.serving.gateway.parameters import CHAT, COMPLETION, NEUTRAL, OF_CHATS
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -68,12 +68,49 @@ def _is_long(body: Any) -> bool:
     return asked is None or (type(asked) is int and asked > 2)
 
 
+SCHEMA_KEYS = ["type", "properties", "required", "$ref", "$defs", "enum", "items", "pattern", "x-guidance"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=8,
 )
-NAMES = st.sampled_from(sorted({*CHAT, *COMPLETION, *NEUTRAL, "prompt", "messages", "stop", "stream_options"}))
+NAMES = st.sampled_from(
+    sorted({*CHAT, *COMPLETION, *NEUTRAL, *OF_CHATS, "prompt", "messages", "stop", "stream_options"})
+)
+FUNCTION = st.fixed_dictionaries(
+    {"name": st.sampled_from(["f", "g"]) | st.text(max_size=4)},
+    optional={
+        "description": st.text(max_size=8) | JSON,
+        "parameters": st.dictionaries(st.sampled_from(SCHEMA_KEYS), JSON, max_size=3),
+    },
+)
+TOOLS = st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTION | JSON}), max_size=3)
+CALLS = st.fixed_dictionaries({"id": st.just("a") | JSON, "type": st.just("function"), "function": FUNCTION | JSON})
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool", "system"]), "content": st.text(max_size=4) | JSON},
+        optional={"tool_calls": st.lists(CALLS, max_size=2), "tool_call_id": JSON},
+    ),
+    max_size=3,
+)
+CHOICES = st.sampled_from(["none", "auto", "required", {"type": "function", "function": {"name": "f"}}]) | JSON
+
+
+def test_arbitrary_tools_cause_no_server_error(entry: RunningGateway) -> None:
+    import requests
+
+    session = requests.Session()
+
+    @GENTLY
+    @given(tools=TOOLS, choice=CHOICES, parallel=JSON, turns=TURNS)
+    def ask(tools: Any, choice: Any, parallel: Any, turns: Any) -> None:
+        messages = [{"role": "user", "content": "x"}, *turns]
+        chosen = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+        sent = {"model": "quickstart", "messages": messages, "max_tokens": 4, **chosen}
+        headers, body = {"Content-Type": "application/json"}, json.dumps(sent).encode()
+        check(session.post(f"{entry.url}/v1/chat/completions", data=body, headers=headers, timeout=30), sent)
+
+    ask()
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -30,11 +30,27 @@ def test_model_without_chat_template_refers_to_the_completions_api(pair_master: 
     assert (error["param"], error["code"]) == ("messages", "no_chat_template")
 
 
+ARGUMENTS = "messages.0.tool_calls.0.function"
+
+
+def call(arguments: Any = "{}", **more: Any) -> dict[str, Any]:
+    return {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}, **more}
+
+
 @pytest.mark.parametrize(
     ("message", "param", "code"),
     [
         ({"role": "user"}, "messages.0.content", "invalid_value"),
-        ({"role": "tool", "content": "x"}, "messages.0", "unsupported_parameter"),
+        ({"role": "function", "content": "x"}, "messages.0", "unsupported_parameter"),
+        ({"role": "tool", "content": "x"}, "messages.0.tool_call_id", "invalid_value"),
+        ({"role": "tool", "tool_call_id": "a"}, "messages.0.content", "invalid_value"),
+        ({"role": "user", "content": "x", "tool_calls": [{}]}, "messages.0.tool_calls", "invalid_value"),
+        ({"role": "assistant", "tool_calls": [{}] * 129}, "messages.0.tool_calls", "invalid_value"),
+        ({"role": "assistant", "tool_calls": [call(id=1)]}, "messages.0.tool_calls.0.id", "invalid_value"),
+        ({"role": "assistant", "tool_calls": [{"type": "custom"}]}, "messages.0.tool_calls.0", "invalid_value"),
+        ({"role": "assistant", "tool_calls": [call("[1]")]}, f"{ARGUMENTS}.arguments", "invalid_value"),
+        ({"role": "assistant", "tool_calls": [call({"a": 1})]}, f"{ARGUMENTS}.arguments", "invalid_value"),
+        ({"role": "assistant", "tool_calls": [call("[" * 9999)]}, f"{ARGUMENTS}.arguments", "invalid_value"),
         ({"role": "user", "content": "x" * 100_000}, "messages", "context_length_exceeded"),
     ],
 )

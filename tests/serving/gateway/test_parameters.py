@@ -67,10 +67,100 @@ def test_invalid_parameter_error_names_the_parameter(body: dict[str, Any], param
     assert param.split(".", maxsplit=1)[0] in error["message"]
 
 
-def test_unsupported_tools_are_rejected_by_name() -> None:
-    tool = {"type": "function", "function": {"name": "f"}}
-    assert "tools" in refused({"messages": [], "tools": [tool]}, chat=True)["message"]
-    read_parameters({"messages": [], "tools": [], "tool_choice": "none"}, chat=True)
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+OTHER = {"type": "function", "function": {"name": "g-2", "description": "g"}}
+CHOSEN = {"type": "function", "function": {"name": "g-2"}}
+
+
+def test_completions_reject_tools_by_name() -> None:
+    assert "tools" in refused({"prompt": "x", "tools": [TOOL]})["message"]
+    assert "tool_choice" in refused({"prompt": "x", "tool_choice": "required"})["message"]
+
+
+def test_chats_without_callable_tools_have_no_tool_options() -> None:
+    for body in ({"tools": []}, {"tool_choice": "auto"}, {"tools": [TOOL], "tool_choice": "none"}, {"tools": None}):
+        assert read_parameters({"messages": [], **body}, chat=True).tools is None
+
+
+@pytest.mark.parametrize(
+    ("body", "names", "must_call", "parallel"),
+    [
+        ({}, {"f", "g-2"}, False, True),
+        ({"tool_choice": "auto", "parallel_tool_calls": False}, {"f", "g-2"}, False, False),
+        ({"tool_choice": "required"}, {"f", "g-2"}, True, True),
+        ({"tool_choice": CHOSEN}, {"g-2"}, True, False),
+    ],
+)
+def test_tool_choice_selects_the_callable_tools(
+    body: dict[str, Any], names: set[str], must_call: bool, parallel: bool
+) -> None:
+    tools = read_parameters({"messages": [], "tools": [TOOL, OTHER], **body}, chat=True).tools
+    assert tools is not None
+    assert (tools.names, tools.must_call, tools.parallel) == (names, must_call, parallel)
+    assert [tool.document for tool in tools.tools] == [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+        {"type": "function", "function": {"name": "g-2", "description": "g",
+                                          "parameters": {"type": "object", "properties": {}}}},
+    ]  # fmt: skip
+
+
+def function(**fields: Any) -> list[Any]:
+    return [{"type": "function", "function": {"name": "f", **fields}}]
+
+
+def deep(depth: int) -> dict[str, Any]:
+    return {"not": deep(depth - 1)} if depth else {}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"tools": {}}, "tools must be a list of at most 128 functions"),
+        ({"tools": [TOOL] * 129}, "tools must be a list of at most 128 functions"),
+        ({"tools": [TOOL, TOOL]}, "tools.1.function.name f occurs twice"),
+        ({"tools": [3]}, "tools.0 must be an object with the type function and a function"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, 'tools.0.type "custom" is not supported by this server'),
+        ({"tools": function(name="a b")}, 'tools.0.function.name is "a b", expected 1 to 64 letters'),
+        ({"tools": function(parameters=[])}, "tools.0.function.parameters must be a JSON schema"),
+        ({"tools": function(description=1)}, "tools.0.function.description must be text"),
+        ({"tools": function(strict="yes")}, "tools.0.function.strict must be a boolean"),
+        ({"tools": function(cache=True)}, 'tools.0 has the unknown field "cache"'),
+        ({"tools": function(description="\ud800")}, "tools have an unpaired surrogate"),
+        ({"tools": function(description="x" * (1 << 17))}, "bytes, expected at most 131,072"),
+        ({"tools": function(parameters=deep(40))}, "tools are nested more than 32 deep"),
+        ({"tools": function(parameters=deep(900))}, "tools are nested more than 32 deep"),
+        ({"tool_choice": "required"}, "tool_choice requires tools"),
+        ({"tools": [TOOL], "tool_choice": "any"}, 'tool_choice is "any", expected none, auto, required or'),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice is {"),
+        ({"tools": [TOOL], "tool_choice": CHOSEN}, 'tool_choice names "g-2", which is not in tools'),
+        ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls is 1, expected a boolean"),
+        (
+            {"tools": [TOOL], "response_format": {"type": "json_object"}},
+            "response_format cannot be combined with tools",
+        ),
+    ],
+)
+def test_invalid_tools_are_rejected_with_their_position(body: dict[str, Any], message: str) -> None:
+    assert message in refused({"messages": [], **body}, chat=True)["message"]
+
+
+def test_required_calls_have_the_schemas_of_their_tools() -> None:
+    """References of a tool's schema to itself are read within the schema; values that look like references stay."""
+    definitions = {"a": {"$ref": "#"}, "enum": {"$ref": "#/b"}}
+    values = {"const": {"$ref": "#/b"}, "allOf": [{"$ref": "http://x#/b"}]}
+    parameters = {"$schema": "x", "$id": "y", "$ref": "#/$defs/a", "$defs": definitions, **values}
+    tool = {"type": "function", "function": {"name": "h", "parameters": parameters}}
+    body = {"messages": [], "tools": [TOOL, tool], "tool_choice": "required", "parallel_tool_calls": False}
+    tools = read_parameters(body, chat=True).tools
+    assert tools is not None
+    constraint = tools.constraint("parameters")
+    assert constraint.guide_type == "json_schema"
+    schema = json.loads(constraint.guide)
+    assert (schema["type"], schema["minItems"], schema["maxItems"]) == ("array", 1, 1)
+    assert [each["properties"]["name"]["const"] for each in schema["items"]["anyOf"]] == ["f", "h"]
+    assert schema["items"]["anyOf"][1]["properties"]["parameters"] == {"$ref": "#/$defs/t1"}
+    moved = {"a": {"$ref": "#/$defs/t1"}, "enum": {"$ref": "#/$defs/t1/b"}}
+    assert schema["$defs"]["t1"] == {"$ref": "#/$defs/t1/$defs/a", "$defs": moved, **values}
 
 
 @pytest.mark.parametrize("chat", [True, False])

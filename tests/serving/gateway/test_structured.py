@@ -55,6 +55,31 @@ def test_streamed_completion_with_json_object_is_an_object(client: openai.OpenAI
     assert isinstance(json.loads(text), dict)
 
 
+TAG = {"enum": ["red", "green"]}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "paint", "parameters": {
+        "type": "object", "required": ["tag"], "additionalProperties": False,
+        "properties": {"tag": {"$ref": "#/$defs/tag"}}, "$defs": {"tag": TAG}}}},
+    {"type": "function", "function": {"name": "wait"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["paint", "wait", None])
+def test_required_calls_fit_their_schemas(name: str | None, client: openai.OpenAI) -> None:
+    choice: Any = {"type": "function", "function": {"name": name}} if name else "required"
+    answer: Any = client.chat.completions.create(
+        model="quickstart", messages=[{"role": "user", "content": "paint it"}], max_tokens=200, temperature=0,
+        tools=TOOLS, tool_choice=choice, parallel_tool_calls=False,
+    )  # fmt: skip
+    (choice,) = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    (call,) = choice.message.tool_calls
+    assert call.function.name in ({name} if name else {"paint", "wait"})
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "paint":
+        jsonschema.validate(arguments["tag"], TAG)
+
+
 def test_unsupported_schema_is_a_400_with_the_reason(client: openai.OpenAI) -> None:
     import openai
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
 
 WAIT_S = 20.0
 
@@ -104,9 +104,15 @@ def last_message() -> Any:
     return message
 
 
+def _values(raw: bytes, datatype: str) -> np.ndarray:
+    if datatype == "BYTES":
+        return np.asarray(deserialize_bytes_tensor(raw))
+    return np.frombuffer(raw, triton_to_np_dtype(datatype))
+
+
 def arrays(request: Any) -> dict[str, np.ndarray]:
     return {
-        tensor.name: np.frombuffer(raw, triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)
+        tensor.name: _values(raw, tensor.datatype).reshape(tensor.shape)
         for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
     }
 

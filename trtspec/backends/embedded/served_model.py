@@ -172,7 +172,7 @@ class Generation:
             self.drop()
 
     def on_update(self, update: Update) -> None:
-        """Process an update in the engine's thread; exceptions are logged, because they must not end that thread."""
+        """Process an update in a thread of the engine; exceptions are logged, because they must not end that thread."""
         try:
             if update.finish_reason:
                 self.watch.close()
@@ -183,8 +183,8 @@ class Generation:
             self.unsent.add(update.new_ids, update.scores)
             if update.finish_reason == "cancelled" and not self.is_stopped:
                 self.responder.send_cancelled()
-            elif update.finish_reason == "error":
-                self.responder.send_failure(EngineFailed(update.error or "no reason given"))
+            elif update.finish_reason in ("error", "refused"):
+                self.responder.send_failure(update.refusal or EngineFailed(update.error or "no reason given"))
             elif update.finish_reason or self.streaming:
                 self.responder.send_tensors(lambda: self.unsent.take(update.stats), final=bool(update.finish_reason))
         except Exception:

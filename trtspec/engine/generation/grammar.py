@@ -1,41 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grammars of constrained requests: compilation with llguidance, and the state of one text in its grammar.
 
-A guide comes from a client, so it is first compiled in a child process with limits of memory and time
-(`trtspec.core.sandbox`). The library's own limits are not sufficient: a schema of 1 kB can take a minute and gigabytes,
-or overflow the stack (benchmarks/experiments/structured-output.md). Later steps are bounded by the library.
+Guides are untrusted: `grammar_compiler` tries them in a child process before they are compiled here. The library bounds
+the work of each step; `CpuBudget` bounds the sum over a text.
 
 llguidance (guidance-ai/llguidance) is imported when the first constrained request arrives.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
-from trtspec.core.sandbox import REFUSED, SandboxError, SandboxLimits, SandboxPool
 from trtspec.engine.generation.request import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-HINT = "pip install 'trtspec[structured]'"
-TRIAL = "trtspec.engine.generation.grammar"
-TRIAL_LIMITS = SandboxLimits(memory_bytes=1 << 30, cpu_s=3.0, wall_s=10.0, output_bytes=4096)
-TRIAL_STACK_BYTES = 1 << 20  # an eighth of a usual stack: what the child survives does not overflow this process's
-TRIAL_STEPS = 16
-MAX_COMPILED = 32  # grammars that stay compiled
 MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each; the library's default is 250,000
 ANY_JSON = "{}"
 # Between the tokens of JSON: a model that is unsure would otherwise continue with white space until max_tokens.
@@ -44,55 +32,26 @@ WHITESPACE = r" |\n[ \t]{0,20}"
 Bits = npt.NDArray[np.int32]
 
 
-class GrammarCompiler:
-    """Compiles constraints for one vocabulary; thread-safe. The most recently used grammars are cached."""
+class CpuBudget:
+    """The processor time that the grammar of one text may take, so that it does not hold up the batch.
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """`vocab_size` is the number of the model's logits; ids without a token are never allowed."""
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
+    A mask takes 0.01 to 1 ms. `START_S` is for the first masks of a grammar, which are the slow ones.
+    """
 
-    @cached_property
-    def _library_tokenizer(self) -> LLTokenizer:
-        return load_library_tokenizer(self._tokenizer, self._vocab_size)
+    START_S = 0.5
+    MASK_S = 0.002
 
-    @cached_property
-    def _children(self) -> SandboxPool:
-        prepared = {"root": str(self._tokenizer.root.absolute()), "vocab_size": self._vocab_size}
-        return SandboxPool(1, TRIAL_LIMITS, (f"{TRIAL}:prepare_trial", prepared))
+    def __init__(self) -> None:
+        self._left_s = self.START_S
+        self.message = f"its masks take more than {self.MASK_S * 1000:g} ms of processor time on average"
 
-    def matcher(self, constraint: Constraint, end_ids: Iterable[int]) -> GrammarMatcher:
-        """Return the state of an empty text, which may end with one of `end_ids` where the grammar accepts it.
+    @property
+    def is_exceeded(self) -> bool:
+        return self._left_s < 0
 
-        Raises TrtspecError if llguidance is missing, or if the constraint is invalid or exceeds a limit.
-        """
-        if find_spec("llguidance") is None:
-            raise TrtspecError("structured output needs llguidance, which is not installed", hint=HINT)
-        with self._lock:
-            compiled = self._compiled.get(constraint)
-            if compiled is None:
-                compiled = self._compile(constraint)
-                if len(self._compiled) >= MAX_COMPILED:
-                    self._compiled.popitem(last=False)
-                self._compiled[constraint] = compiled
-            self._compiled.move_to_end(constraint)
-            own_ends = tuple(self._library_tokenizer.eos_tokens)
-            return GrammarMatcher(compiled.deep_copy(), end_ids, own_ends, self._vocab_size)
-
-    def _compile(self, constraint: Constraint) -> LLMatcher:
-        what = f"the {constraint.guide_type} guide"
-        try:
-            self._children.ask(f"{TRIAL}:try_grammar", [constraint.guide_type, constraint.guide])
-        except SandboxError as error:
-            if error.cause == REFUSED:
-                raise TrtspecError(f"{what} is not supported: {error.message}") from None
-            raise TrtspecError(f"{what} cannot be compiled: {error.message}", hint="use a smaller one") from None
-        return compile_grammar(self._library_tokenizer, constraint)
-
-    def close(self) -> None:
-        if "_children" in self.__dict__:
-            self._children.close()
+    def spend(self, seconds: float, masks: int) -> None:
+        """Record the time of some work and the number of masks that it computed."""
+        self._left_s = min(self.START_S, self._left_s + masks * self.MASK_S - seconds)
 
 
 class GrammarMatcher:
@@ -105,6 +64,7 @@ class GrammarMatcher:
         self._matcher = matcher
         self._own_ends = own_ends
         self._ends = [token for token in end_ids if 0 <= token < vocab_size]
+        self._budget = CpuBudget()
         self.error: str | None = None
 
     @property
@@ -120,13 +80,19 @@ class GrammarMatcher:
         """Return the tokens of the only possible continuation, as the tokenizer encodes it; usually none."""
         if self.error or self.is_complete:
             return []
-        return [token for token in self._matcher.compute_ff_tokens() if token not in self._own_ends]
+        begun = time.thread_time()
+        tokens = [token for token in self._matcher.compute_ff_tokens() if token not in self._own_ends]
+        self._spend(begun)
+        return tokens
 
     def push(self, token: int) -> bool:
         """Append a token if it is allowed and no end id; return whether it was appended."""
         if self.error or token in self._ends or token in self._own_ends or self.is_complete:
             return False
-        return self._matcher.try_consume_tokens([token]) == 1
+        begun = time.thread_time()
+        is_appended: bool = self._matcher.try_consume_tokens([token]) == 1
+        self._spend(begun)
+        return is_appended
 
     def pop(self, count: int) -> None:
         """Remove the last tokens."""
@@ -136,10 +102,12 @@ class GrammarMatcher:
     def fill(self, bits: Bits) -> None:
         """Set the bit of each token that may come next in bits [words of 32 tokens]."""
         bits.fill(0)
+        begun = time.thread_time()
         if self.error is None and not self.is_complete:
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             if self._matcher.is_error():
                 self._fail()
+        self._spend(begun, masks=1)
         accepts = self.error is None and self._matcher.is_accepting()
         for tokens, is_allowed in ((self._own_ends, False), (self._ends, accepts)):
             for token in tokens:
@@ -162,6 +130,12 @@ class GrammarMatcher:
             yield
         except BaseException as failure:  # a panic is no Exception, and must not end the engine's thread
             self._fail(f"{type(failure).__name__}: {failure}")
+
+    def _spend(self, begun: float, masks: int = 0) -> None:
+        """Count the processor time of this thread since `begun`; exceeding the budget is a failure."""
+        self._budget.spend(time.thread_time() - begun, masks)
+        if self._budget.is_exceeded:
+            self._fail(self._budget.message)
 
     def _fail(self, message: str = "") -> None:
         reason = message or self._matcher.get_error() or "the state cannot be restored"
@@ -197,55 +171,14 @@ def compile_grammar(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher
         else:
             grammar = grammar_from("regex" if kind == "regex" else "ebnf", guide)
     except ValueError as error:
-        raise TrtspecError(_first_line(str(error))) from None
+        raise TrtspecError(first_line(str(error))) from None
     limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
-        raise TrtspecError(_first_line(matcher.get_error()))
+        raise TrtspecError(first_line(matcher.get_error()))
     return matcher
 
 
-def _first_line(message: str) -> str:
+def first_line(message: str) -> str:
+    """Return the first line of the library's message, in at most 300 characters."""
     return next(iter(message.strip().splitlines()), "invalid")[:300]
-
-
-# The code below runs in the child.
-
-_trial_tokenizer: list[LLTokenizer] = []
-
-
-def prepare_trial(argument: dict[str, Any], data: bytes) -> None:
-    """Load the tokenizer of the child process."""
-    tokenizer = Tokenizer(Path(argument["root"]), vetted=True)
-    _trial_tokenizer[:] = [load_library_tokenizer(tokenizer, argument["vocab_size"])]
-
-
-def try_grammar(argument: Sequence[str], data: bytes) -> None:
-    """Compile a grammar and take some steps, in a thread with a small stack; raise TrtspecError if it fails."""
-    failures: list[TrtspecError] = []
-
-    def attempt() -> None:
-        try:
-            _try_steps(compile_grammar(_trial_tokenizer[0], Constraint(*argument)))
-        except TrtspecError as error:
-            failures.append(error)
-
-    threading.stack_size(TRIAL_STACK_BYTES)
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    thread.join()  # unbounded: the sandbox limits the time of this process
-    for failure in failures:
-        raise failure
-
-
-def _try_steps(matcher: LLMatcher) -> None:
-    ends = {*_trial_tokenizer[0].eos_tokens}
-    chosen = np.random.default_rng(0)
-    for step in range(TRIAL_STEPS):
-        mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        allowed = [token for token in np.flatnonzero(mask).tolist() if token not in ends]
-        if matcher.is_error() or (step == 0 and not mask.any()):
-            raise TrtspecError(_first_line(matcher.get_error() or "no text matches it"))
-        if not allowed:
-            return
-        matcher.consume_token(int(chosen.choice(allowed)))

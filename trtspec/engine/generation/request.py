@@ -242,9 +242,10 @@ def add_accepted(by_position: list[int], accepted: int) -> None:
 class Update:
     """Progress of a request: the token ids since the last update, and the reason if it has finished.
 
-    `finish_reason` is None while the request runs, then "length", "end_id", "stop", "cancelled" or "error" (with
-    `error`). `scores` of the new ids are set if the request asked for scores and has run. `queue_s` is the waiting time
-    in seconds until the engine admitted the request. It is None before admission or if the engine does not report it.
+    `finish_reason` is None while the request runs, then "length", "end_id", "stop", "cancelled", "error" (with `error`)
+    or "refused" (with `error` and `refusal`, which `submit` would have raised had it waited). `scores` of the new ids
+    are set if the request asked for scores and has run. `queue_s` is the waiting time in seconds until the engine
+    admitted the request. It is None before admission or if the engine does not report it.
     """
 
     new_ids: tuple[int, ...]
@@ -253,6 +254,7 @@ class Update:
     error: str | None = None
     scores: Scores | None = field(default=None, compare=False)
     queue_s: float | None = field(default=None, compare=False)
+    refusal: TrtspecError | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

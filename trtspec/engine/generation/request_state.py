@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.grammar import GrammarMatcher
 from trtspec.engine.generation.request import EngineRequest, Scores, Stats, Update, add_accepted
 from trtspec.engine.generation.text import StopConditions
@@ -137,6 +138,12 @@ class RunningRequest:
             if finish_reason == "error" and self.matcher is not None:
                 error = error or self.matcher.error
             self.on_update(Update(new, finish_reason, self.stats, error, scores, self._queue_s))
+
+    def refuse(self, error: BaseException) -> None:
+        """Send the last update of a request that cannot be admitted."""
+        refusal = error if isinstance(error, TrtspecError) else None
+        reason = "error" if refusal is None else "refused"
+        self.on_update(Update((), reason, self.stats, str(error), refusal=refusal))
 
     @property
     def _remaining(self) -> int:

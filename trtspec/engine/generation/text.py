@@ -14,6 +14,12 @@ ANCHORS = ("", "a", "!", "\n")
 STOP_MARGIN = 8  # tokens of context that decoding the beginning of a stop text may need
 
 
+def begun_length(text: str, marker: str) -> int:
+    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
+    lengths = range(min(len(text), len(marker) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(marker[:length])), 0)
+
+
 class TextPieces:
     """Codec for text that continues other text: some tokenizers drop the leading space of a first token."""
 

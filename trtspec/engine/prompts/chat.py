@@ -7,7 +7,7 @@ with limits of memory, time and output. The result equals transformers' `apply_c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
@@ -41,7 +41,7 @@ class ChatTemplate:
     def __init__(self, root: Path, max_bytes: int, children: int = CHILDREN) -> None:
         """Read the template, whose output is limited to `max_bytes` per chat; `close` stops its child processes."""
         self._root, self._max_bytes, self._children = root, max_bytes, children
-        self._source = _source(root)
+        self._source, self.source_for_tools = _source(root), _source(root, "tool_use")
         self.tokens = special_tokens(root)
         if self._source and find_spec("jinja2") is None:
             raise TrtspecError("chat templates need jinja2, which is not installed", hint=JINJA_HINT)
@@ -53,18 +53,21 @@ class ChatTemplate:
     @cached_property
     def _pool(self) -> SandboxPool:
         limits = SandboxLimits(MEMORY_BYTES, CPU_S, WALL_S, ESCAPED * self._max_bytes + 4096)
-        prepared = {"source": self._source, "tokens": self.tokens}
+        prepared = {"source": self._source, "source_for_tools": self.source_for_tools, "tokens": self.tokens}
         return SandboxPool(self._children, limits, (f"{RENDERING}:prepare", prepared))
 
-    def render(self, messages: Any) -> RenderedText:
-        """Return the prompt of `messages` with the generation prompt; raise ChatError if rendering fails."""
-        argument = self._argument(messages)
+    def render(self, messages: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> RenderedText:
+        """Return the prompt of `messages` with the generation prompt; raise ChatError if rendering fails.
+
+        `tools` are functions in OpenAI's format, which the template describes to the model.
+        """
+        argument = self._argument(messages, tools)
         with _chat_errors():
             return _rendered(self._pool.ask(f"{RENDERING}:render", argument))
 
-    async def render_async(self, messages: Any) -> RenderedText:
+    async def render_async(self, messages: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> RenderedText:
         """Render as `render` does, without blocking the event loop."""
-        argument = self._argument(messages)
+        argument = self._argument(messages, tools)
         with _chat_errors():
             return _rendered(await self._pool.ask_async(f"{RENDERING}:render", argument))
 
@@ -77,10 +80,11 @@ class ChatTemplate:
         if "_pool" in self.__dict__:
             self._pool.close()
 
-    def _argument(self, messages: Any) -> dict[str, Any]:
+    def _argument(self, messages: Any, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         if not self._source:
             raise ChatError("this model has no chat template", code="no_chat_template")
-        return {"messages": read_messages(messages), "max_bytes": self._max_bytes}
+        read = read_messages(messages, with_tools=True)
+        return {"messages": read, "tools": tools or None, "max_bytes": self._max_bytes}
 
 
 def _rendered(reply: dict[str, str]) -> RenderedText:
@@ -99,13 +103,15 @@ def _chat_errors() -> Iterator[None]:
         raise ChatError(f"the chat template {what}: {error.message}", code="chat_template_failed") from None
 
 
-def _source(root: Path) -> str:
+def _source(root: Path, name: str = "default") -> str:
     """Return the template that transformers would choose, or "".
 
-    Template files precede tokenizer_config.json. If a file has several templates, it is the one named "default". Raises
-    CheckpointError if a file cannot be read.
+    Template files precede tokenizer_config.json. If there are several templates, it is the one called `name`, otherwise
+    the one named "default". Raises CheckpointError if a file cannot be read.
     """
     path, more = root / "chat_template.jinja", root / "additional_chat_templates"
+    if name != "default" and (more / f"{name}.jinja").is_file():
+        return _text(more / f"{name}.jinja")
     if path.is_file():
         return _text(path)
     if (more / "default.jinja").is_file():
@@ -119,7 +125,7 @@ def _source(root: Path) -> str:
             raise CheckpointError("chat_template is a list whose items are not all named templates", where=where)
         template = {entry["name"]: entry.get("template") for entry in entries}
     if isinstance(template, dict):
-        template = template.get("default")
+        template = template.get(name, template.get("default"))
     if template is not None and not isinstance(template, str):
         raise CheckpointError("chat_template is neither text nor a list of named templates", where=where)
     if template and len(template) > MAX_TEMPLATE_BYTES:

@@ -37,6 +37,7 @@ KEYS = ("prompt", "messages", "kind", "document", "response", "id", "category", 
         "entry_point", "question", "answer", "question_id", "turns", "src_id", "sub_category", "multiturn",
         "conversations", "system", "tools")  # fmt: skip
 MAX_MESSAGES = 4096
+MAX_CALLS = 128  # of tools, in one message
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -111,11 +112,14 @@ class ChatError(TrtspecError):
         self.param, self.code = param, code
 
 
-def read_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return messages with known roles and text contents, as templates require; raise ChatError if invalid."""
+def read_messages(messages: Any, *, with_tools: bool = False) -> list[dict[str, Any]]:
+    """Return messages with known roles and text contents, as templates require; raise ChatError if invalid.
+
+    `with_tools` accepts calls of tools and their results.
+    """
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
         raise ChatError(f"messages must be a list of 1 to {MAX_MESSAGES} messages")
-    return [_message(message, f"messages.{number}") for number, message in enumerate(messages)]
+    return [_message(message, f"messages.{number}", with_tools) for number, message in enumerate(messages)]
 
 
 def plain_text(messages: Sequence[Message]) -> str:
@@ -133,18 +137,55 @@ def is_text(value: str) -> bool:
     return True
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def _message(message: Any, where: str, with_tools: bool) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ChatError(f"{where} must be an object with a role", where)
-    if message["role"] in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
+    role, calls = message["role"], message.get("tool_calls")
+    if role == "function" or message.get("function_call") or (not with_tools and (role == "tool" or calls)):
         raise _unsupported("a message about tools", where)
-    if message["role"] not in ROLES:
-        raise ChatError(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role")
-    read = {"role": ROLES[message["role"]], "content": _content(message.get("content"), f"{where}.content")}
+    roles = ROLES | {"tool": "tool"} if with_tools else ROLES
+    if role not in roles:
+        raise ChatError(f"{where}.role must be one of {', '.join(roles)}", f"{where}.role")
+    content = message.get("content")
+    if calls and role == "assistant" and content is None:
+        content = ""
+    read: dict[str, Any] = {"role": roles[role], "content": _content(content, f"{where}.content")}
+    if calls:
+        read["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", role)
+    if role == "tool":
+        read["tool_call_id"] = _text_of(message, "tool_call_id", where)
     name = message.get("name")
     if isinstance(name, str) and not is_text(name):
         raise ChatError(f"{where}.name must be text", f"{where}.name")
     return read | ({"name": name} if isinstance(name, str) else {})
+
+
+def _tool_calls(calls: Any, where: str, role: str) -> list[dict[str, Any]]:
+    """Return the calls of an assistant's message with arguments as objects, as chat templates expect them."""
+    if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_CALLS:
+        raise ChatError(f"{where} must be a list of at most {MAX_CALLS} calls of an assistant", where)
+    return [_tool_call(call, f"{where}.{number}") for number, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) and call.get("type", "function") == "function" else None
+    if not isinstance(function, dict):
+        raise ChatError(f"{where} must be an object with an id, the type function and a function", where)
+    text = _text_of(function, "arguments", f"{where}.function") if function.get("arguments") else "{}"
+    try:
+        arguments = parse_object(text.encode(), MAX_VALUES)
+    except ValueError as error:
+        path = f"{where}.function.arguments"
+        raise ChatError(f"{path} must be the text of a JSON object: {error}", path) from None
+    name = _text_of(function, "name", f"{where}.function")
+    return {"id": _text_of(call, "id", where), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _text_of(value: Mapping[str, Any], key: str, where: str) -> str:
+    found = value.get(key)
+    if not isinstance(found, str) or not is_text(found):
+        raise ChatError(f"{where}.{key} must be text", f"{where}.{key}")
+    return found
 
 
 def _content(content: Any, where: str) -> str:

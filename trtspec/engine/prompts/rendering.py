@@ -20,21 +20,25 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trtspec.core.errors import TrtspecError
 
-_prepared: list[tuple[jinja2.Template, dict[str, str]]] = []
+_prepared: list[tuple[jinja2.Template, jinja2.Template, dict[str, str]]] = []
 
 
 def prepare(argument: dict[str, Any], data: bytes) -> None:
-    """Compile {"source": template, "tokens": special tokens} for later calls of `render` in this process."""
-    _prepared[:] = [(_compiled(argument["source"]), argument["tokens"])]
+    """Compile {"source", "source_for_tools", "tokens": special tokens} for calls of `render` in this process."""
+    template = _compiled(argument["source"])
+    is_same = argument["source_for_tools"] == argument["source"]
+    _prepared[:] = [(template, template if is_same else _compiled(argument["source_for_tools"]), argument["tokens"])]
 
 
 def render(argument: dict[str, Any], data: bytes) -> dict[str, str]:
-    """Render {"messages", "max_bytes"} and return {"text": prompt}, or {"error": reason, "code": error code}."""
-    template, tokens = _prepared[0]
+    """Render {"messages", "tools", "max_bytes"}; return {"text": prompt}, or {"error": reason, "code": error code}."""
+    without_tools, with_tools, tokens = _prepared[0]
+    tools = argument["tools"]
+    template = with_tools if tools else without_tools
     size, pieces = 0, []
     try:
         for piece in template.generate(
-            messages=argument["messages"], tools=None, documents=None, add_generation_prompt=True, **tokens
+            messages=argument["messages"], tools=tools, documents=None, add_generation_prompt=True, **tokens
         ):
             size += len(piece)
             if size > argument["max_bytes"]:

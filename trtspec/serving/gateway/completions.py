@@ -23,6 +23,7 @@ from trtspec.serving.gateway.generation import (
 from trtspec.serving.gateway.http import HttpExchange
 from trtspec.serving.gateway.parameters import RequestParameters, check_model, read_parameters
 from trtspec.serving.gateway.prompts import Prompt, PromptReader
+from trtspec.serving.gateway.tool_calls import HERMES, ToolCallParser
 from trtspec.serving.gateway.triton import TritonClient, TritonModelInfo, choice_seed, text_request, token_request
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
 from trtspec.serving.triton.python_models.tensors import NO_ID
@@ -55,7 +56,7 @@ class ChoiceGeneration:
                 async with aclosing(triton.generate(self.request)) as responses:
                     async for outputs, last in responses:
                         delta = self.text.take(outputs, last=last)
-                        if delta.text or delta.finish_reason or delta.logprobs:
+                        if delta.text or delta.finish_reason or delta.logprobs or delta.tool_calls:
                             yield index, delta
                         if delta.finish_reason:
                             return
@@ -115,7 +116,8 @@ class Completions:
         else:
             asked = read_parameters(body, chat=chat)
         self._prompts.check_bias(asked)
-        return CompletionJob(asked, await self._prompts.read(body, asked["n"], chat=chat), chat)
+        asked = self._prompts.with_calls(asked)
+        return CompletionJob(asked, await self._prompts.read(body, asked["n"], chat=chat, tools=asked.tools), chat)
 
     async def make(self, exchange: HttpExchange, job: CompletionJob, rescue: ResumeFn) -> None:
         """Generate the completions of a job and send the response; raises ApiError if the model fails.
@@ -159,9 +161,10 @@ class Completions:
         seed = choice_seed(asked, choice)
         if isinstance(prompt, str):
             prompt = self._prompts.as_sent(prompt, takes_flag=ADD_SPECIAL_TOKENS in model.inputs)
-            text: GenerationState = TextGeneration(asked, prompt, own_counts=model.own_counts)
+            text: GenerationState = TextGeneration(asked, prompt, self._calls(asked), own_counts=model.own_counts)
             return ChoiceGeneration(text, text_request(model, prompt, asked, seed))
-        text = TokenGeneration(asked, prompt, self._prompts.tokenizer, self._prompts.pieces)
+        tokenizer, pieces, markers = self._prompts.tokenizer, self._prompts.pieces, self._prompts.marker_ids
+        text = TokenGeneration(asked, prompt, tokenizer, pieces, self._calls(asked), markers if asked.tools else {})
         end_id, stop_words = self._ends(asked)
 
         def request(ids: Sequence[int], asked: RequestParameters) -> Any:
@@ -174,6 +177,14 @@ class Completions:
             return request((*prompt, *text.ids), left)
 
         return ChoiceGeneration(text, request(prompt, asked), rest if is_resumable(asked) else None)
+
+    def _calls(self, asked: RequestParameters) -> ToolCallParser | None:
+        """Return the parser of one completion's tool calls, None for a request without tools."""
+        tools = asked.tools
+        if tools is None:
+            return None
+        form = self._prompts.tool_format or HERMES  # required calls are a list in JSON, whatever the format
+        return ToolCallParser(form, tools.names, parallel=tools.parallel, forced=tools.must_call)
 
     def _ends(self, asked: RequestParameters) -> tuple[int, list[list[int]]]:
         """Return the end token id and the stop words, as token id lists, for the engine.
@@ -263,4 +274,5 @@ def _joined(deltas: Sequence[Delta]) -> Delta:
     logprobs = [token for delta in deltas for token in delta.logprobs or ()]
     wanted = any(delta.logprobs is not None for delta in deltas)
     finish_reason = deltas[-1].finish_reason if deltas else "stop"
-    return Delta("".join(delta.text for delta in deltas), finish_reason, logprobs if wanted else None)
+    calls = tuple(call for delta in deltas for call in delta.tool_calls)
+    return Delta("".join(delta.text for delta in deltas), finish_reason, logprobs if wanted else None, calls)

@@ -63,6 +63,7 @@ class GatewayConfig:
         fingerprint: `system_fingerprint` of responses.
         same_text: key that is equal for revisions with identical greedy output; empty if unknown.
         routes_file: file with the routing table (`Routes`); empty for a single revision.
+        tool_format: format of the model's tool calls (`tool_calls.FORMATS`); empty: recognized by the chat template.
     """
 
     grpc: str
@@ -81,6 +82,7 @@ class GatewayConfig:
     fingerprint: str = ""
     same_text: str = ""
     routes_file: str = ""
+    tool_format: str = ""
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 
 

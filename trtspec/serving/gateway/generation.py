@@ -13,9 +13,10 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.engine.generation.text import TextPieces, TextStream
+from trtspec.engine.generation.text import TextPieces, TextStream, begun_length
 from trtspec.serving.gateway.parameters import RequestParameters
 from trtspec.serving.gateway.prompts import Prompt
+from trtspec.serving.gateway.tool_calls import ToolCall, ToolCallParser
 from trtspec.serving.gateway.triton import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS, decode_text, floats, ints
 
 
@@ -35,6 +36,7 @@ class Delta:
     text: str
     finish_reason: str | None = None
     logprobs: Sequence[TokenLogprob] | None = None
+    tool_calls: Sequence[tuple[int, ToolCall]] = ()  # each with its number in the completion
 
 
 class StopCutter:
@@ -55,15 +57,9 @@ class StopCutter:
         if places:
             self.stopped = True
             return text[: min(places)]
-        kept = len(text) if last else len(text) - max(_begun(text, stop) for stop in self._stops)
+        kept = len(text) if last else len(text) - max(begun_length(text, stop) for stop in self._stops)
         self._held = text[kept:]
         return text[:kept]
-
-
-def _begun(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    lengths = range(min(len(text), len(stop) - 1), 0, -1)
-    return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
 class GenerationState:
@@ -78,7 +74,7 @@ class GenerationState:
             model does not report positions.
     """
 
-    def __init__(self, asked: RequestParameters, prompt: Prompt) -> None:
+    def __init__(self, asked: RequestParameters, prompt: Prompt, calls: ToolCallParser | None = None) -> None:
         self.prompt_tokens = len(prompt) if isinstance(prompt, tuple) else 0
         self.completion_tokens = 0
         self.drafted = self.accepted = 0
@@ -88,6 +84,7 @@ class GenerationState:
         self._cutter = StopCutter(asked.stop)
         self._before = (0, 0, 0, [0] * 0)  # draft counts of the requests before the current one
         self._digest = sha256()
+        self._calls, self._called = calls, 0
 
     @property
     def digest(self) -> bytes:
@@ -109,11 +106,17 @@ class GenerationState:
         over = ended or last
         shown = self._cutter.add(text, last=over)
         self._digest.update(shown.encode(errors="surrogatepass"))
+        reason = None
         if ended or self._cutter.stopped:
-            return Delta(shown, "stop", logprobs)
-        if not last:
-            return Delta(shown, None, logprobs)
-        return Delta(shown, "length" if self.completion_tokens >= self._max_tokens else "stop", logprobs)
+            reason = "stop"
+        elif last:
+            reason = "length" if self.completion_tokens >= self._max_tokens else "stop"
+        if self._calls is None:
+            return Delta(shown, reason, logprobs)
+        content, calls = self._calls.add(shown, last=reason is not None)
+        numbered = tuple(enumerate(calls, self._called))
+        self._called += len(calls)
+        return Delta(content, "tool_calls" if reason == "stop" and self._called else reason, logprobs, numbered)
 
     def _count(self, outputs: Mapping[str, bytes]) -> None:
         drafted, accepted, steps, by_position = self._before
@@ -127,10 +130,19 @@ class GenerationState:
 
 
 class TokenGeneration(GenerationState):
-    """A completion that the model returns as token ids."""
+    """A completion that the model returns as token ids; the special tokens `markers` have the given texts."""
 
-    def __init__(self, asked: RequestParameters, prompt: Prompt, tokenizer: Tokenizer, pieces: TextPieces) -> None:
-        super().__init__(asked, prompt)
+    def __init__(
+        self,
+        asked: RequestParameters,
+        prompt: Prompt,
+        tokenizer: Tokenizer,
+        pieces: TextPieces,
+        calls: ToolCallParser | None = None,
+        markers: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(asked, prompt, calls)
+        self._markers = markers or {}
         self._stream = TextStream(tokenizer, pieces)
         self._pieces = pieces
         self._ends = frozenset() if asked["ignore_eos"] else frozenset(tokenizer.end_ids)
@@ -147,8 +159,15 @@ class TokenGeneration(GenerationState):
         self.ids += ids
         self._count(outputs)
         logprobs = self._logprobs(ids, outputs) if self._wants_logprobs else None
-        text, _ = self._stream.add(ids, last=last or ended)
-        return self._delta(text, ended=ended, last=last, logprobs=logprobs)
+        return self._delta(self._text(ids, last=last or ended), ended=ended, last=last, logprobs=logprobs)
+
+    def _text(self, ids: Sequence[int], *, last: bool) -> str:
+        text, begun = "", 0
+        for at, token in enumerate(ids):
+            if token in self._markers:
+                text += self._stream.add(ids[begun:at], last=True)[0] + self._markers[token]
+                begun = at + 1
+        return text + self._stream.add(ids[begun:], last=last)[0]
 
     def _logprobs(self, ids: Sequence[int], outputs: Mapping[str, bytes]) -> list[TokenLogprob]:
         """Return the log probabilities of the new tokens `ids`.
@@ -168,8 +187,10 @@ class TokenGeneration(GenerationState):
 class TextGeneration(GenerationState):
     """A completion returned as text; with `own_counts`, `num_output_tokens` counts one response instead of all."""
 
-    def __init__(self, asked: RequestParameters, prompt: Prompt, *, own_counts: bool) -> None:
-        super().__init__(asked, prompt)
+    def __init__(
+        self, asked: RequestParameters, prompt: Prompt, calls: ToolCallParser | None = None, *, own_counts: bool
+    ) -> None:
+        super().__init__(asked, prompt, calls)
         self._own_counts = own_counts
 
     def take(self, outputs: Mapping[str, bytes], *, last: bool) -> Delta:
@@ -261,18 +282,31 @@ class ChatFormat(CompletionFormat):
     def _choice(self, index: int, delta: Delta, first: bool) -> str:
         role = '"role": "assistant", ' if first else ""
         logprobs = "null" if delta.logprobs is None else json.dumps(_chat_logprobs(delta.logprobs))
+        content = json.dumps(delta.text or None if delta.tool_calls else delta.text)
+        calls = ""
+        if delta.tool_calls:
+            calls = f', "tool_calls": {json.dumps([{"index": at, **_call(call)} for at, call in delta.tool_calls])}'
         return (
-            f'{{"index": {index}, "delta": {{{role}"content": {json.dumps(delta.text)}}}, '
+            f'{{"index": {index}, "delta": {{{role}"content": {content}{calls}}}, '
             f'"logprobs": {logprobs}, "finish_reason": {json.dumps(delta.finish_reason)}}}'
         )
 
     def _document_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "message": {
+                "role": "assistant",
+                "content": delta.text or None if delta.tool_calls else delta.text,
+                "refusal": None,
+                **({"tool_calls": [_call(call) for _, call in delta.tool_calls]} if delta.tool_calls else {}),
+            },
             "logprobs": None if delta.logprobs is None else _chat_logprobs(delta.logprobs),
             "finish_reason": delta.finish_reason,
         }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from trtspec.engine.generation.request import MAX_GUIDE_BYTES, Constraint
 from trtspec.engine.prompts.prompt import is_text
 from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import ApiError, invalid_request, unsupported
+from trtspec.serving.gateway.tools import CHOICE_SCHEMA, NAME_SCHEMA, TOOLS_SCHEMA, ToolOptions, read_tools
 from trtspec.serving.triton.python_models.fields import json_preview
 
 MAX_INT32 = 2**31 - 1
@@ -136,6 +137,7 @@ IGNORED = (
     "reasoning_effort",
     "verbosity",
 )
+OF_CHATS = ("tools", "tool_choice", "parallel_tool_calls")  # the names above that chat requests may set
 STRUCTURED = ("model", "stop", "stream_options", "logit_bias", "response_format")
 ANY_OBJECT = Constraint("json_schema", '{"type":"object"}')
 FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -150,7 +152,8 @@ class RequestParameters:
         max_tokens: maximum number of generated tokens, or None for as many as fit in the context.
         top_logprobs: number of alternatives per token, or None if no log probabilities are requested.
         logit_bias: values that are added to logits, by token id.
-        constraint: the grammar of `response_format`, or None.
+        constraint: the grammar of the text, or None; of the parameter `constraint_param`.
+        tools: the tools that a chat may call, or None.
     """
 
     values: Mapping[str, Any]
@@ -160,6 +163,8 @@ class RequestParameters:
     include_usage: bool
     logit_bias: Mapping[int, float]
     constraint: Constraint | None = None
+    constraint_param: str = "response_format"
+    tools: ToolOptions | None = None
     given: frozenset[str] = frozenset()  # names present in the request with a non-null value
 
     def __getitem__(self, name: str) -> Any:
@@ -171,12 +176,16 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> RequestParameters
     table = CHAT if chat else COMPLETION
     _check_names(body, table, "messages" if chat else "prompt")
     for name, accepted in NEUTRAL.items():
-        if body.get(name) is not None and body[name] not in accepted:
+        if not (chat and name in OF_CHATS) and body.get(name) is not None and body[name] not in accepted:
             raise unsupported(f"{name} {json_preview(body[name])}", name)
     values = {name: parameter.read(name, body.get(name)) for name, parameter in table.items()}
     max_tokens = values["max_tokens"]
     if values.get("max_completion_tokens") is not None:
         max_tokens = values["max_completion_tokens"]
+    constraint, tools = _response_format(body.get("response_format")), read_tools(body) if chat else None
+    if constraint is not None and tools is not None:
+        message = "response_format cannot be combined with tools; set tool_choice to none or remove one of them"
+        raise invalid_request(message, "response_format", "unsupported_parameter")
     return RequestParameters(
         values,
         max_tokens,
@@ -184,8 +193,9 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> RequestParameters
         _top_logprobs(values, chat),
         _include_usage(body),
         _logit_bias(body.get("logit_bias")),
-        _response_format(body.get("response_format")),
-        frozenset(name for name, value in body.items() if value is not None),
+        constraint,
+        tools=tools,
+        given=frozenset(name for name, value in body.items() if value is not None),
     )
 
 
@@ -322,17 +332,40 @@ PROMPT = {
         {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}},
     ]
 }
-MESSAGES = {
+TOOL_CALLS = {
     "type": "array",
     "minItems": 1,
     "items": {
         "type": "object",
-        "required": ["role", "content"],
+        "required": ["id", "type", "function"],
         "properties": {
-            "role": {"enum": ["system", "developer", "user", "assistant"]},
-            "content": {"type": "string"},
-            "name": {"type": "string"},
+            "id": {"type": "string"},
+            "type": {"const": "function"},
+            "function": {
+                "type": "object",
+                "required": ["name", "arguments"],
+                "properties": {"name": NAME_SCHEMA, "arguments": {"type": "string"}},
+            },
         },
+    },
+}
+
+
+def _message(role: dict[str, Any], required: list[str], **properties: Any) -> dict[str, Any]:
+    known = {"role": role, "content": {"type": "string"}, "name": {"type": "string"}}
+    return {"type": "object", "required": ["role", *required], "properties": known | properties}
+
+
+MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "oneOf": [
+            _message({"enum": ["system", "developer", "user"]}, ["content"]),
+            _message({"const": "assistant"}, ["content"]),
+            _message({"const": "assistant"}, ["tool_calls"], content={"type": "null"}, tool_calls=TOOL_CALLS),
+            _message({"const": "tool"}, ["content", "tool_call_id"], tool_call_id={"type": "string"}),
+        ]
     },
 }
 ERROR = {
@@ -351,6 +384,7 @@ ERROR = {
         }
     },
 }
+TOOLS = {"tools": TOOLS_SCHEMA, "tool_choice": CHOICE_SCHEMA, "parallel_tool_calls": {"type": ["boolean", "null"]}}
 FAILS = (400, 401, 403, 404, 408, 413, 415, 421, 429, 500, 503, 504)
 
 
@@ -362,7 +396,7 @@ def describe(config: GatewayConfig, version: str) -> dict[str, Any]:
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "paths": {
             "/v1/completions": {"post": _post(_body(config, COMPLETION, {"prompt": PROMPT}))},
-            "/v1/chat/completions": {"post": _post(_body(config, CHAT, {"messages": MESSAGES}))},
+            "/v1/chat/completions": {"post": _post(_body(config, CHAT, {"messages": MESSAGES}, TOOLS))},
             "/v1/models": {"get": _get()},
             "/v1/models/{model}": {"get": {**_get(404), "parameters": [model]}},
             "/health": {"get": _get(503)},
@@ -372,7 +406,12 @@ def describe(config: GatewayConfig, version: str) -> dict[str, Any]:
     }
 
 
-def _body(config: GatewayConfig, table: Mapping[str, Parameter], text: Mapping[str, Any]) -> dict[str, Any]:
+def _body(
+    config: GatewayConfig,
+    table: Mapping[str, Parameter],
+    text: Mapping[str, Any],
+    tools: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     neutral = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
     properties = {
         "model": {"const": config.model},
@@ -380,6 +419,7 @@ def _body(config: GatewayConfig, table: Mapping[str, Parameter], text: Mapping[s
         **{name: parameter.schema() for name, parameter in table.items()},
         **neutral,
         **{name: {} for name in IGNORED},
+        **(tools or {}),
         "stop": {"oneOf": [{"type": "null"}, STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS}]},
         "logit_bias": BIAS,
         "response_format": RESPONSE_FORMAT,

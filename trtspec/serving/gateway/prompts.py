@@ -16,6 +16,8 @@ from trtspec.engine.prompts.prompt import ChatError, is_text
 from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import ApiError, invalid_request, too_long, unsupported
 from trtspec.serving.gateway.parameters import RequestParameters
+from trtspec.serving.gateway.tool_calls import find_format
+from trtspec.serving.gateway.tools import ToolOptions
 
 Prompt: TypeAlias = "tuple[int, ...] | str"
 
@@ -37,6 +39,11 @@ class PromptReader:
         self.max_bytes = config.max_input_len * longest
         self._template = ChatTemplate(root, self.max_bytes)
         self._template.start()
+        self.tool_format = find_format(config.tool_format, self._template.source_for_tools)
+        marks = self.tool_format.markers if self.tool_format else ()
+        vocabulary, silent = self.tokenizer.vocabulary, self.tokenizer.silent
+        # markers that are special tokens, which decoding omits
+        self.marker_ids = {vocabulary[mark]: mark for mark in marks if vocabulary.get(mark) in silent}
 
     @property
     def most_values(self) -> int:
@@ -61,10 +68,12 @@ class PromptReader:
             if isinstance(each, list) and len(each) > longest:
                 raise too_long(len(each), 0, longest, "prompt")
 
-    async def read(self, body: Mapping[str, Any], texts_a_prompt: int, *, chat: bool) -> list[Prompt]:
+    async def read(
+        self, body: Mapping[str, Any], texts_a_prompt: int, *, chat: bool, tools: ToolOptions | None = None
+    ) -> list[Prompt]:
         """Return the prompts of a request; raises ApiError if they are invalid, too long or too many.
 
-        `texts_a_prompt` is the number of completions per prompt (`n`).
+        `texts_a_prompt` is the number of completions per prompt (`n`). The chat template gets the `tools`.
         """
         prompts = [] if chat else _prompts(body.get("prompt"))
         texts, most = texts_a_prompt * max(1, len(prompts)), self._config.limits.max_choices
@@ -76,12 +85,32 @@ class PromptReader:
                     "this model has no chat template; use the completions API", "messages", "no_chat_template"
                 )
             try:
-                text = await self._template.render_async(body.get("messages"))
+                described = [tool.document for tool in tools.tools] if tools else None
+                text = await self._template.render_async(body.get("messages"), described)
             except ChatError as error:
                 raise ApiError(400, error.message, param=error.param, code=error.code) from None
             return [await self._encoded(text, "messages", add_special_tokens=False)]
         adds = body.get("add_special_tokens") is not False
         return [await self._prompt(prompt, add_special_tokens=adds) for prompt in prompts]
+
+    def with_calls(self, asked: RequestParameters) -> RequestParameters:
+        """Return the parameters with the grammar of the calls that the request requires.
+
+        Raises ApiError if the request has tools, but the chat template does not render them, or the model's format of
+        calls is unknown.
+        """
+        tools = asked.tools
+        if tools is None:
+            return asked
+        if "tools" not in self._template.source_for_tools:
+            raise invalid_request("the model's chat template does not render tools", "tools", "unsupported_parameter")
+        if tools.must_call:
+            key = self.tool_format.arguments if self.tool_format else "arguments"
+            return replace(asked, constraint=tools.constraint(key), constraint_param="tool_choice")
+        if self.tool_format is None:
+            message = "the format of this model's tool calls is unknown; set serving.tools.format in the recipe, or"
+            raise invalid_request(f"{message} tool_choice to required", "tool_choice", "unsupported_parameter")
+        return asked
 
     def check_bias(self, asked: RequestParameters) -> None:
         """Raise ApiError if `logit_bias` has a token id outside the vocabulary of the tokenizer or the model."""

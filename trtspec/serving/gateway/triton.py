@@ -231,7 +231,7 @@ def _add_sampling(
         raise unsupported("response_format", "response_format", hint)
     if asked.constraint is not None:
         for tensor, text in zip(GUIDES, (asked.constraint.guide_type, asked.constraint.guide), strict=True):
-            request.add_requested("response_format", tensor, object, [text.encode()])
+            request.add_requested(asked.constraint_param, tensor, object, [text.encode()])
     if asked["presence_penalty"] or asked["frequency_penalty"]:
         request.add_optional("prompt_ignore_length", np.int32, WHOLE_PROMPT)
 
