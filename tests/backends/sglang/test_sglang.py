@@ -53,6 +53,7 @@ def test_every_method_has_a_case() -> None:
         ("eagle3", "EAGLE3", 3, 1, 4),
         ("eagle3_tree", "EAGLE3", find_method("eagle3").default_draft_len, 4, 13),
         ("mtp", "NEXTN", 3, 1, 4),
+        ("gemma4_mtp", "FROZEN_KV_MTP", 3, 1, 4),
         ("dflash", "DFLASH", 1, 1, 8),
         ("dspark", "DSPARK", 1, 1, 8),
     ],

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests._support import gemma4
 from tests._support.shapes import make_checkpoints
 from tests.backends.source_contexts import facts, source_context
 from trtspec.backends.vllm.arguments import model_json
@@ -46,6 +47,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "dflash": ("dflash", {}, BLOCK_NET | {"architectures": ["DFlashDraftModel"], "dflash_config": MASK}),
     "dspark": ("dspark", {}, BLOCK_NET | {"architectures": ["Qwen3DSparkModel"], "markov_rank": 8, **MASK}),
     "mtp": ("mtp", {"target_facts": facts(MTP)}, None),
+    "gemma4_mtp": ("gemma4_mtp", {"target_facts": facts(gemma4.text_target())}, gemma4.ASSISTANT),
     "schedule": ("draft_target", {"speculation__schedule": SCHEDULE, "speculation__draft_len": 5}, None),
     "block": ("draft_target", {"speculation__verify": "block"}, None),
     "tensor": ("draft_target", {"target__parallel": {"tensor": 2}}, None),
@@ -169,6 +171,7 @@ def test_engine_args_accept_every_case_and_recipe(accepted: dict[str, dict[str, 
         ("dflash", {"method": "dflash", "parallel": True, "architecture": "DFlashDraftModel"}),
         ("dspark", {"method": "dspark", "parallel": True, "architecture": "Qwen3DSparkModel"}),
         ("mtp", {"method": "mtp", "tokens": 1}),
+        ("gemma4_mtp", {"method": "mtp", "tokens": 4, "architecture": "Gemma4MTPModel"}),
         ("block", {"method": "draft_model", "rule": "block"}),
         ("fp8", {"method": "eagle3", "rule": "standard"}),
     ],

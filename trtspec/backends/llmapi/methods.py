@@ -23,6 +23,7 @@ class LlmApiMethod:
         fields: returns the method's options as fields of speculative_config.
         step_tokens: returns the tokens that a step verifies for a number of draft tokens.
         has_head: the drafter is a head whose config.json has the keys of its authors or of speculators.
+        reuses_blocks: prompts with a common prefix share its blocks of the KV cache.
         samples: versions before 1.3 keep the target's distribution for sampled requests.
         check: yields the problems of a recipe that concern this method alone.
     """
@@ -30,6 +31,7 @@ class LlmApiMethod:
     fields: Callable[[PlanContext], Mapping[str, Any]] = lambda context: {}
     step_tokens: Callable[[int], int] = lambda tokens: tokens
     has_head: bool = False
+    reuses_blocks: bool = True
     samples: bool = False
     check: Callable[[PlanContext], Iterable[Diagnostic]] = lambda context: ()
 

@@ -63,7 +63,9 @@ def _check_net(context: PlanContext, method: SglangMethod) -> Iterable[Diagnosti
         others = [name for name, its_nets in nets_by_method.items() if found in its_nets]
         message = f"the drafter's class is {found}, but SGLang {context.version} runs {method.name} with "
         message += " or ".join(nets)
-        hint = f"use method: {others[0]}" if others else "set its class in architectures of its config.json"
+        later = [each for each, release in releases().items() if found in release.nets.get(context.method_name, ())]
+        hint = f"supported by SGLang {later[0]} or later: see engine.version" if later else ""
+        hint = f"use method: {others[0]}" if others else hint or "set its class in architectures of its config.json"
         yield Diagnostic(DRAFT, "class", message, hint, source="sgl-project/sglang#21272")
     block = source.config.get("block_size") or (source.config.get("dflash_config") or {}).get("block_size")
     # DFLASH also counts the token before the draft tokens
