@@ -83,7 +83,7 @@ def test_assistant_is_recognized_by_its_type_or_class_and_suggested() -> None:
 
 
 def test_method_runs_on_engines_that_load_the_checkpoints() -> None:
-    assert backends_for_method("gemma4_mtp") == ["llmapi", "sglang", "vllm"]
+    assert backends_for_method("gemma4_mtp") == ["edge_llm", "llmapi", "sglang", "vllm"]
 
 
 @pytest.mark.parametrize("backend", CHECKS)

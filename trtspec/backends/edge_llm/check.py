@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trtspec.backends.base import Migration
-from trtspec.backends.common.checks import METHOD, check_acceptance, check_unconverted
+from trtspec.backends.common.checks import DRAFT, METHOD, check_acceptance, check_unconverted
 from trtspec.backends.context import PlanContext, recipe_models
-from trtspec.backends.edge_llm.arguments import aux_layers, drafting_sizes
+from trtspec.backends.edge_llm.arguments import ASSISTANTS, always_drafts, aux_layers, drafting_sizes
 from trtspec.backends.edge_llm.toolchain import EdgeRelease, releases
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.gpus import GPUS
+from trtspec.methods.gemma4_mtp import PAIR, TARGETS, check_pair
 from trtspec.methods.mtp import count_layers
 from trtspec.recipe.schema import Recipe
 
@@ -24,6 +25,8 @@ CLI = f"{PACKAGE}:experimental/builder/cli.py@0.11.0"
 ENGINE = f"{PACKAGE}:experimental/server/runtime/engine.py@0.11.0"
 QUANTIZER = f"{PACKAGE}:tensorrt_edgellm/scripts/quantize.py@0.11.0"
 EXPORTER = f"{PACKAGE}:tensorrt_edgellm/models/default/modeling_default.py@0.11.0"
+EXPORT_CLI = f"{PACKAGE}:tensorrt_edgellm/scripts/export.py@0.11.0"
+BUILDER = f"{PACKAGE}:experimental/builder/README.md@0.11.0, Gemma4 MTP"
 EAGLE3 = f"{PACKAGE}:experimental/builder/models/eagle3/configuration.py@0.11.0"
 ORIN_SM = 87  # supports FP16, INT8 and INT4 only: the support matrix of 0.11
 BLOCK_METHODS = ("dflash", "dspark")
@@ -60,15 +63,38 @@ def _check_gpu(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnosti
 
 def _check_models(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
     model_type = str(context.sources["target"].config.get("model_type"))
-    if model_type not in release.models:
+    if context.method_name == ASSISTANTS:
+        yield from _check_assistant(context)
+    known = release.assistant_targets if context.method_name == ASSISTANTS else release.models
+    if model_type not in known:
         message = f"Edge-LLM {release.version} does not support {model_type}"
+        message += " with an assistant" if context.method_name == ASSISTANTS else ""
         source = f"{PACKAGE}:experimental/builder/models/registry.py@{release.version}"
-        yield Diagnostic("target.model", "family", message, f"supported: {', '.join(release.models)}", source=source)
+        yield Diagnostic("target.model", "family", message, f"supported: {', '.join(known)}", source=source)
     elif context.method_name == "mtp" and model_type not in release.mtp_models:
         message = f"Edge-LLM {release.version} does not draft with MTP layers of {model_type}"
         yield Diagnostic(METHOD, "version", message, "use method: eagle3 with a draft for this target", source=CLI)
     elif context.method_name == "mtp" and not count_layers(context.sources["target"].config):
         yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: eagle3")
+
+
+def _check_assistant(context: PlanContext) -> Iterator[Diagnostic]:
+    """Yield errors for a pair of target and assistant that Edge-LLM would refuse."""
+    target, draft = context.sources["target"], context.sources["draft"]
+    if target.config.get("model_type") in TARGETS:  # others are reported as families that Edge-LLM does not support
+        yield from check_pair(target, draft, context.recipe.engine.max_seq_len)
+    text = draft.config.get("text_config")
+    if isinstance(text, dict) and text.get("num_kv_shared_layers") != text.get("num_hidden_layers"):
+        message = "some layers of the assistant have keys and values of their own, which Edge-LLM does not support"
+        yield Diagnostic(DRAFT, "layout", message, PAIR, source=f"{EXPORT_CLI}, _validate_gemma4_mtp_pair")
+    if not all((source.root / "tokenizer.json").is_file() for source in (target, draft)):
+        message = "Edge-LLM compares the files tokenizer.json of target and assistant, one of which is missing"
+        hint = "download the checkpoints with their tokenizers"
+        yield Diagnostic(DRAFT, "missing-tokenizer", message, hint, source=f"{EXPORT_CLI}, _assert_tokenizers_match")
+    asked = context.recipe.speculation.draft
+    if asked and (asked.quantization.weights, asked.quantization.kv_cache) != ("none", "none"):
+        message, place = "Edge-LLM does not quantize assistants", "speculation.draft.quantization"
+        yield Diagnostic(place, "quantization", message, "remove it", source=QUANTIZER)
 
 
 def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
@@ -79,6 +105,11 @@ def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
         message = "with speculation, Edge-LLM serves one request at a time and ignores max_batch_size"
         source = f"{ENGINE}, ifb_unsupported_reason"
         yield Diagnostic("engine.max_batch_size", "unused", message, "set it to 1", "warning", source)
+    if always_drafts(context):
+        message = "sampled requests are rejected: Edge-LLM decodes greedily with an assistant, and cannot do without it"
+        hint = "use temperature 0 or top_k 1; vLLM and SGLang also serve sampled requests"
+        yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", BUILDER)
+        return
     message = "sampled requests run without speculation, because Edge-LLM would decode them greedily"
     yield Diagnostic(METHOD, "greedy-only", message, None, "note", ENGINE)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtspec.backends.edge_llm.runtime import EdgeRequest, EdgeResponse, load, sampling_params
+from trtspec.backends.edge_llm.runtime import EdgeRequest, EdgeResponse, always_drafts, load, sampling_params
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, check_request
 from trtspec.serving.triton.python_models import metrics as known
@@ -48,6 +48,7 @@ class TritonPythonModel:
         self.pool = ThreadPoolExecutor(int(settings.parameter("concurrency")), "edge_llm")
         self.cache = tempfile.TemporaryDirectory(prefix="edge_llm-")
         root = Path(args["model_repository"])
+        self.always_drafts = always_drafts(root, int(args["model_version"]))
         self.llm = load(root, int(args["model_version"]), Path(self.cache.name))
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
@@ -108,7 +109,12 @@ class TritonPythonModel:
         sampling = SamplingOptions(**read_sampling(inputs))
         asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)
-        return EdgeRequest(text, asked.max_new_tokens, sampling, asked.stop, alone=drafted == 0)
+        found = EdgeRequest(text, asked.max_new_tokens, sampling, asked.stop, alone=drafted == 0)
+        if self.always_drafts and (found.alone or found.is_sampled):
+            what = "num_draft_tokens 0" if found.alone else "sampling"
+            message = f"{what} is not supported by {ENGINE} with this drafter, which it cannot disable for a request"
+            raise TrtspecError(message, hint="use temperature 0 or top_k 1, without num_draft_tokens")
+        return found
 
     def generate(self, asked: EdgeRequest) -> Any:
         """Return an iterator over the generated text; closing it ends the request."""
