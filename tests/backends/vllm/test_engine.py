@@ -35,8 +35,8 @@ MTP = {
 }  # fmt: skip
 # Multimodal classes, for which vLLM imports torchvision; a CPU build of it for this PyTorch does not exist.
 NEED_TORCHVISION = {
-    "gemma-3-27b-suffix-vllm", "gemma-4-31b-suffix-vllm", "llama-4-scout-suffix-vllm", "qwen3.5-27b-dflash-vllm",
-    "qwen3.5-27b-mtp-vllm",
+    "gemma-3-27b-suffix-vllm", "gemma-4-31b-mtp-vllm", "gemma-4-31b-suffix-vllm", "llama-4-scout-suffix-vllm",
+    "qwen3.5-27b-dflash-vllm", "qwen3.5-27b-mtp-vllm",
 }  # fmt: skip
 SCHEDULE = [{"max_batch": 2, "draft_len": 5}, {"max_batch": 3, "draft_len": 0}]
 # name: method, changes of the recipe, the drafter's config (none: the quickstart's checkpoint of the method)
