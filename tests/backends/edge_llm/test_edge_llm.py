@@ -196,7 +196,6 @@ def test_assistant_is_exported_with_its_target_and_drafts_for_every_request() ->
             {"draft_facts": replace(ASSISTANT, config=gemma4.changed(gemma4.ASSISTANT, num_kv_shared_layers=2))},
             "speculation.draft.model layout",
         ),
-        ({"speculation__draft__quantization__weights": "fp8"}, "speculation.draft.quantization quantization"),
     ],
 )
 def test_unsupported_assistant_is_an_error(changes: dict[str, Any], key: str) -> None:

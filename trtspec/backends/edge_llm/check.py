@@ -91,10 +91,6 @@ def _check_assistant(context: PlanContext) -> Iterator[Diagnostic]:
         message = "Edge-LLM compares the files tokenizer.json of target and assistant, one of which is missing"
         hint = "download the checkpoints with their tokenizers"
         yield Diagnostic(DRAFT, "missing-tokenizer", message, hint, source=f"{EXPORT_CLI}, _assert_tokenizers_match")
-    asked = context.recipe.speculation.draft
-    if asked and (asked.quantization.weights, asked.quantization.kv_cache) != ("none", "none"):
-        message, place = "Edge-LLM does not quantize assistants", "speculation.draft.quantization"
-        yield Diagnostic(place, "quantization", message, "remove it", source=QUANTIZER)
 
 
 def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
