@@ -202,6 +202,27 @@ def test_unsupported_assistant_is_an_error(changes: dict[str, Any], key: str) ->
     assert key in errors("gemma4_mtp", **changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "draft_len", "expected"),
+    [
+        ({}, 15, []),
+        ({}, 7, ["speculation.draft_len block-size"]),
+        ({"selector_rank": 128}, 15, ["speculation.draft.model sizes"]),
+        ({"is_causal": True}, 15, ["speculation.draft.model sizes"]),
+        ({"architectures": ["DFlashDraftModel"]}, 15, ["speculation.draft.model variant"]),
+    ],
+)
+def test_dflash2_net_has_the_sizes_that_the_builder_takes(changes, draft_len: int, expected: list[str]) -> None:
+    config = {"architectures": ["DFlash2DraftModel"], "block_size": 16, "is_causal": False, "conv_kernel_size": 2}
+    config |= {"conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16, "target_layer_ids": [1, 2, 3, 4, 5]}
+    assert errors("dflash", draft_facts=facts(config | changes), speculation__draft_len=draft_len) == expected
+
+
+def test_xpress_net_is_refused_with_the_engine_that_runs_it() -> None:
+    net = facts({"architectures": ["Qwen3XPressModel"], "block_size": 16})
+    assert "vLLM from 0.33" in found("dflash", draft_facts=net)["speculation.draft.model variant"].hint
+
+
 def test_target_of_an_assistant_is_refused_without_one() -> None:
     assert errors(target_facts=GEMMA) == ["target.model family"]
 

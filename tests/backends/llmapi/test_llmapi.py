@@ -250,13 +250,17 @@ def test_dspark_drafts_its_whole_block(config: dict[str, Any]) -> None:
         {"architectures": ["DFlash2DraftModel"]},
         {"architectures": ["MiniMaxDFlash2DraftModel"]},
         {"architectures": ["DFlashDraftModel"], "conv_kernel_size": 2},
+        {"architectures": ["Qwen3XPressModel"]},
         {"architectures": ["DFlashDraftModel"], "dflash_config": {"selector_rank": 256}},
     ],
 )
 @pytest.mark.parametrize("version", ["1.3.0rc29", "1.4.0rc1"])
-def test_dflash2_net_is_not_taken_for_dflash(version: str, config: dict[str, Any]) -> None:
+def test_variant_of_dflash_is_not_taken_for_dflash(version: str, config: dict[str, Any]) -> None:
     found = diagnostics(version, "dflash", speculation__draft_len=7, draft_facts=facts(config))
-    assert "is a DFlash2 net" in found["speculation.draft.model class"].message
+    said = found["speculation.draft.model class"]
+    net, first = ("an XPress", "0.33") if "XPress" in str(config) else ("a DFlash2", "0.28")
+    assert f"is {net} net" in said.message
+    assert f"vLLM from {first}" in said.hint
     plain = diagnostics(version, "dflash", speculation__draft_len=7, draft_facts=facts({"block_size": 8}))
     assert "speculation.draft.model class" not in plain
 

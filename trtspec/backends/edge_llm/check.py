@@ -16,6 +16,7 @@ from trtspec.backends.edge_llm.toolchain import EdgeRelease, releases
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.gpus import GPUS
+from trtspec.methods.dflash import block_size, check_class, find_variant
 from trtspec.methods.gemma4_mtp import PAIR, TARGETS, check_pair
 from trtspec.methods.mtp import count_layers
 from trtspec.recipe.schema import Recipe
@@ -27,6 +28,9 @@ QUANTIZER = f"{PACKAGE}:tensorrt_edgellm/scripts/quantize.py@0.11.0"
 EXPORTER = f"{PACKAGE}:tensorrt_edgellm/models/default/modeling_default.py@0.11.0"
 EXPORT_CLI = f"{PACKAGE}:tensorrt_edgellm/scripts/export.py@0.11.0"
 BUILDER = f"{PACKAGE}:experimental/builder/README.md@0.11.0, Gemma4 MTP"
+DFLASH2 = f"{PACKAGE}:tensorrt_edgellm/dflash.py@0.11.0, resolve_dflash_contract"
+DFLASH2_SIZES = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
+DFLASH2_LAYERS = 5
 EAGLE3 = f"{PACKAGE}:experimental/builder/models/eagle3/configuration.py@0.11.0"
 ORIN_SM = 87  # supports FP16, INT8 and INT4 only: the support matrix of 0.11
 BLOCK_METHODS = ("dflash", "dspark")
@@ -40,6 +44,8 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_models(context, release)
     yield from _check_drafting(context)
     yield from _check_eagle3(context)
+    if method == "dflash":
+        yield from _check_dflash(context)
     yield from _check_formats(context, release)
     yield from check_unconverted(context, "Edge-LLM")
     for key in ("image", "timing_cache"):
@@ -124,6 +130,38 @@ def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
         message = f"the target's exported ONNX provides layers {exported}, but the drafter reads {read}"
         hint = "build engines with reproduce.sh, which provides these layers; with the ONNX few drafts are accepted"
         yield Diagnostic(path, "aux-layers", message, hint, "warning", EXPORTER)
+
+
+def _check_dflash(context: PlanContext) -> Iterator[Diagnostic]:
+    """Yield errors for nets that Edge-LLM would take for DFlash, and for DFlash2 nets of other sizes than it builds."""
+    net, path = context.sources["draft"], "speculation.draft.model"
+    found = find_variant(net)
+    if found is None:
+        return
+    if found.name != "DFlash2":
+        message = f"the drafter is {found.net}, whose {found.more} Edge-LLM does not compute"
+        hint = f"use a DFlash net, or another engine: {found.engines} run it"
+        yield Diagnostic(path, "variant", message, hint, source=DFLASH2)
+        return
+    yield from check_class(net)
+    section = net.config.get("dflash_config")
+    config = {**net.config, **(section if isinstance(section, dict) else {})}
+    odd = [f"{key} {config.get(key)}" for key, value in DFLASH2_SIZES.items() if config.get(key) != value]
+    if config.get("is_causal") is not False:
+        odd.append(f"is_causal {config.get('is_causal')}")
+    if len(layers := config.get("target_layer_ids") or []) != DFLASH2_LAYERS:
+        odd.append(f"{len(layers)} target layers")
+    if odd:
+        sizes = ", ".join(f"{key} {value}" for key, value in DFLASH2_SIZES.items())
+        message = f"Edge-LLM runs DFlash2 nets only with {sizes}, {DFLASH2_LAYERS} target layers and is_causal false"
+        yield Diagnostic(path, "sizes", f"{message}, not with {', '.join(odd)}", "use another net", source=DFLASH2)
+    block = block_size(net)
+    if block and context.draft_shape.max_depth != block - 1:
+        message = (
+            f"Edge-LLM drafts a DFlash2 net's whole block, {block - 1} tokens, not {context.draft_shape.max_depth}"
+        )
+        hint = f"set speculation.draft_len: {block - 1}"
+        yield Diagnostic("speculation.draft_len", "block-size", message, hint, source=CLI)
 
 
 def _check_formats(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:

@@ -32,8 +32,10 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         return
     yield from _check_options(context)
     if method != "none":
-        yield from methods()[method].check(context)
-        yield from _check_net(context, methods()[method])
+        own = list(methods()[method].check(context))
+        yield from own
+        if not any(each.path == DRAFT for each in own):  # a drafter that the method refuses needs no second reason
+            yield from _check_net(context, methods()[method])
         yield from _check_schedule(context, methods()[method])
         yield from _check_verify(context, methods()[method])
     if method != "none" and context.recipe.target.parallel.pipeline > 1:

@@ -27,6 +27,7 @@ PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": 
 AS_NAMED = ("LiLiCorrDraftModel",)
 WHOLE_BLOCK = "Qwen3OmniDSparkModel"  # draft_len must equal its block size; only 0.33 was read
 DSPARK, QWEN3_DSPARK = "DSparkDraftModel", "names_qwen3_dspark"
+OTHER_TYPE = "no known release reads this type: use a checkpoint in the format of the class that vLLM has for it"
 CONVERTS = "use a backend that converts checkpoints"
 REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"
 SPECULATORS = "transformers_utils/configs/speculators/algos.py"
@@ -125,7 +126,7 @@ def _check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagn
         yield from _check_class(net, method, release, context.draft_shape.max_depth)
     elif str(kind) not in release.speculators:
         message = f"vLLM {release.version} does not support drafters of the speculators type {kind}"
-        hint = having(lambda each: str(kind) in each.speculators)
+        hint = having(lambda each: str(kind) in each.speculators) or OTHER_TYPE
         yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, SPECULATORS))
     yield from _check_positions(context, method, release)
     if method == "eagle3":
