@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trtspec.backends.base import Migration
-from trtspec.backends.common.checks import DRAFT, METHOD, check_acceptance, check_unconverted
+from trtspec.backends.common.checks import DRAFT, METHOD, check_acceptance, check_confidence_table, check_unconverted
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.edge_llm.arguments import ASSISTANTS, always_drafts, aux_layers, drafting_sizes
 from trtspec.backends.edge_llm.toolchain import EdgeRelease, releases
@@ -101,6 +101,7 @@ def _check_assistant(context: PlanContext) -> Iterator[Diagnostic]:
 
 def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
     yield from check_acceptance(context, "Edge-LLM accepts drafts exactly; typical acceptance is not supported", ENGINE)
+    yield from check_confidence_table(context, "Edge-LLM")
     if not drafting_sizes(context):
         return
     if context.recipe.engine.max_batch_size > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trtspec.backends.context import PlanContext
@@ -26,6 +27,7 @@ class LlmApiMethod:
         reuses_blocks: prompts with a common prefix share its blocks of the KV cache.
         samples: versions before 1.3 keep the target's distribution for sampled requests.
         check: yields the problems of a recipe that concern this method alone.
+        files: returns text files of the recipe by their names in the version directory of the served model.
     """
 
     fields: Callable[[PlanContext], Mapping[str, Any]] = lambda context: {}
@@ -34,6 +36,7 @@ class LlmApiMethod:
     reuses_blocks: bool = True
     samples: bool = False
     check: Callable[[PlanContext], Iterable[Diagnostic]] = lambda context: ()
+    files: Callable[[PlanContext], Mapping[str, Path]] = lambda context: {}
 
 
 def find_method(name: str) -> LlmApiMethod:

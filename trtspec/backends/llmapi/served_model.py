@@ -25,7 +25,7 @@ from trtspec.serving.triton.python_models.async_engine_model import (
 )
 from trtspec.serving.triton.python_models.tensors import Settings
 
-DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
+PATH_KEYS = ("speculative_model", "speculative_model_dir", "confidence_cost_table_path", "confidence_calibration_path")
 
 
 class TritonPythonModel(AsyncEngineModel):
@@ -84,7 +84,7 @@ def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, An
         raise TrtspecError(f"triton_config is {config}, but config.pbtxt has {expected}", where=str(path))
     document["model"] = resolve_model_path(root, document["model"])
     speculation = document.get("speculative_config", {})
-    for key in DRAFT_KEYS:
+    for key in PATH_KEYS:
         if key in speculation:
             speculation[key] = resolve_model_path(root, speculation[key])
     return document

@@ -51,6 +51,7 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
     message = "SGLang serves exact acceptance only: trtspec keeps its accept thresholds at 1.0"
     yield from checks.check_acceptance(context, message, HOOK)
     yield from checks.check_full_drafts(context, "SGLang", HOOK)
+    yield from checks.check_confidence_table(context, "SGLang")
     yield from checks.check_any_match(context, "SGLang", f"{SRT}/speculative/ngram_worker.py@v0.5.23")
 
 

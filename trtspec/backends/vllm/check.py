@@ -94,6 +94,7 @@ def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
     message = "vLLM accepts drafts exactly; typical acceptance is not supported"
     yield from checks.check_acceptance(context, message, source)
     yield from checks.check_full_drafts(context, "vLLM", source)
+    yield from checks.check_confidence_table(context, "vLLM")
     if draft_shape.max_tokens > draft_shape.max_depth:
         message = f"vLLM drafts a chain of {draft_shape.max_depth} tokens, not the tree's {draft_shape.max_tokens}"
         yield Diagnostic(OPTIONS, "tree", message, severity="warning", source=source)

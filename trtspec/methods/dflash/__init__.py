@@ -351,7 +351,7 @@ def _rule(kind: str, name: str, source: str, shape: tuple[int, ...]) -> Rule:
 SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left to engines that read the source")]
 
 
-def block_net_method(kind: str, summary: str, why: str) -> Method:
+def block_net_method(kind: str, summary: str, why: str, options: type[Options] = Options) -> Method:
     """Return the `Method` for block nets of a kind, "dflash" or "dspark".
 
     `why` completes the sentence "DRAFT is ..." in the method's suggestions.
@@ -375,6 +375,7 @@ def block_net_method(kind: str, summary: str, why: str) -> Method:
         draft_passes="one",
         draft_lens=range(1, 33),
         default_draft_len=7,
+        options=options,
         read_head=read_head,
         suggest=suggest,
         vocabulary_names=vocabulary_names,
