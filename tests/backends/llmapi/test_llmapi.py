@@ -8,12 +8,15 @@ from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.backends.source_contexts import FP8, facts, said, source_context
 from tests.checkpoints.quant.compressed import compressed_tensors
+from tests.serving.triton.fakes import load_model, make_pb_utils
 from trtspec.backends.base import backends, choose_version, find_backend
 from trtspec.backends.common.trtllm_versions import find_version_spec
 from trtspec.backends.context import PlanContext
@@ -677,6 +680,18 @@ def test_dspark_tables_are_files_of_the_served_model(tmp_path: Path) -> None:
     table.write_bytes(b"\xff")
     with pytest.raises(TrtspecError, match=r"cannot read confidence_cost_table\.json"):
         artifact.read_texts(asked("1.4.0rc4"))
+
+
+def test_served_model_makes_the_paths_of_its_tables_absolute(tmp_path: Path) -> None:
+    options = {"confidence_cost_table": "/t.json"}
+    document = model_yaml(case("1.4.0rc4", "dspark", speculation__options=options), "../../checkpoints/target", DRAFT)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.yaml").write_text(yaml.safe_dump(document))
+    settings = SimpleNamespace(**document["triton_config"])
+    arguments = load_model("tensorrt_llm_llmapi", make_pb_utils()).read_arguments(tmp_path, 1, settings)
+    assert arguments["speculative_config"]["confidence_cost_table_path"] == str(
+        tmp_path / "1/confidence_cost_table.json"
+    )
 
 
 def test_dspark_net_without_a_confidence_head_is_not_scheduled_by_it() -> None:
