@@ -714,7 +714,7 @@ def test_other_engines_refuse_a_confidence_table(backend: str) -> None:
     version = choose_version(chosen, None)
     asked = source_context(backend, version, "dspark", speculation__options={"confidence_cost_table": __file__})
     found = said(chosen.check(asked))["speculation.options.confidence_cost_table not-supported"]
-    assert found.hint == "set engine.backend: llmapi"
+    assert found.hint == "remove it: the option is for the LLM API"
 
 
 @pytest.mark.slow

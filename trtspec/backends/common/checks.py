@@ -143,7 +143,9 @@ def check_confidence_table(context: PlanContext, engine: str) -> Iterator[Diagno
     """Yield an error for DSpark's table of step times, for engines other than the LLM API."""
     if getattr(context.options, "confidence_cost_table", None):
         message = f"{engine} does not choose the verified length from a table of step times"
-        yield Diagnostic(f"{OPTIONS}.confidence_cost_table", "not-supported", message, "set engine.backend: llmapi")
+        yield Diagnostic(
+            f"{OPTIONS}.confidence_cost_table", "not-supported", message, "remove it: the option is for the LLM API"
+        )
 
 
 def check_draft_parallel(context: PlanContext, source: str) -> Iterator[Diagnostic]:
