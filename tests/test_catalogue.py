@@ -95,7 +95,8 @@ PARAMETERS = {
     "dflash-qwen3-8b": 1_048_626_432,
 }
 # Where nobody publishes a number: pickles, nets of a configuration, the text model of a larger one.
-UNCOUNTED = {shape.name for shape in shapes() if shape.revision is None} | {"gemma-4-31b-it", "speculator-qwen3-8b"}
+UNCOUNTED = {shape.name for shape in shapes() if shape.revision is None}
+UNCOUNTED |= {"gemma-4-31b-it", "gemma-4-31b-it-assistant", "speculator-qwen3-8b"}
 
 # What engines are built with, word for word: a pair, a pair in FP8 on two GPUs, and each way to draft inside of one.
 COMMANDS = {

@@ -22,6 +22,7 @@ NETS = {
     "eagle3": r".*Eagle3.*",
     "dflash": r"(MiniMax)?DFlash.*",
     "dspark": r".*DSpark.*",
+    "gemma4_mtp": r"Gemma4.*Assistant.*",
 }
 OTHER_NETS = r".*(Eagle|EAGLE|Draft|Domino|Uno).*"
 # Names that _config_draft_model compares, but that are drafter classes.

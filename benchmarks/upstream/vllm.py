@@ -21,13 +21,12 @@ ARGUMENTS, DRAFT_MODEL = "vllm/engine/arg_utils.py", "vllm/v1/spec_decode/draft_
 READ = {SPECULATIVE, REGISTRY, VLLM_CONFIG, SPECULATORS, QUANTIZATION, ARGUMENTS, DRAFT_MODEL}
 MODELS, CONFIGS = ("vllm/model_executor/models/", "vllm/models/"), "vllm/config/"
 HEADS = r"(P?[Ee]agle|Eagle|DFlash|LiLiCorr|Medusa).*(For|Model)|.*(Eagle3|DSpark\w*Model)$"
+ASSISTANTS = r"gemma4_(\w+_)?assistant"
 TARGETS = r"(?!Transformers).*(ForCausalLM|ForConditionalGeneration)$"
 # also tested there, but not MTP layers of a target: an EAGLE head, target wrappers, draft models, and keys
 NO_MTP = {
     *("MistralLarge3ForCausalLM", "NemotronH_Super_Omni_Reasoning_V3", "NemotronH_Omni_Reasoning_V3"),
     *(
-        "gemma4_assistant",
-        "gemma4_unified_assistant",
         "muse_glimmer_assistant",
         "num_nextn_predict_layers",
         "model_type",
@@ -47,7 +46,8 @@ def read(wheel: Sources) -> Facts:
     """Return the features of a release, by the facts of versions.yaml."""
     known = literals([wheel.tree(SPECULATIVE)])
     registered, models = _registered(wheel), Models(wheel)
-    mtp, methods = _mtp(wheel), {name for name in known["SpeculativeMethod"] if not name.endswith("_mtp")}
+    mtp, assistants = _mtp(wheel)
+    methods = {name for name in known["SpeculativeMethod"] if not name.endswith("_mtp")}
     heads = {name for name in registered if re.match(HEADS, name)}
     targets = {name: own for name, own in registered.items() if re.match(TARGETS, name) and name not in heads}
     quantizations = literals([wheel.tree(QUANTIZATION)])["QuantizationMethods"]
@@ -58,6 +58,7 @@ def read(wheel: Sources) -> Facts:
         "formats": quantizations & set(QUANTIZATIONS.values()),
         "mtp_models": {name for name in mtp if name[0].islower()},
         "mtp_architectures": {name for name in mtp if name[0].isupper()},
+        "assistants": assistants,
         "eagle3_models": _eagle3_models(wheel),
         "eagle3_targets": {name for name, own in targets.items() if models.gives_eagle3(own)},
         "pipeline_targets": {name for name, own in targets.items() if models.gives_eagle3(own) and models.relays(own)},
@@ -170,13 +171,14 @@ def _fields(wheel: Sources) -> set[str]:
     return set(class_fields([wheel.tree(SPECULATIVE)], "SpeculativeConfig"))
 
 
-def _mtp(wheel: Sources) -> set[str]:
-    """Return the model types and architectures that `hf_config_override` turns into an MTP model."""
+def _mtp(wheel: Sources) -> tuple[set[str], set[str]]:
+    """Return the names that `hf_config_override` turns into an MTP model: those of targets, and Gemma 4 assistants."""
     tests = [
         node for node in ast.walk(_find(wheel.tree(SPECULATIVE), "hf_config_override")) if isinstance(node, ast.Compare)
     ]
     tested = {word for node in tests for word in strings(node)}
-    return {word for word in tested if not word.endswith(("_mtp", "MTP"))} - NO_MTP
+    assistants = {word for word in tested if re.fullmatch(ASSISTANTS, word)}
+    return {word for word in tested if not word.endswith(("_mtp", "MTP"))} - assistants - NO_MTP, assistants
 
 
 def _eagle3_models(wheel: Sources) -> set[str]:

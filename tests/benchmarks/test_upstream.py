@@ -82,7 +82,8 @@ def engine(tmp_path: Path) -> Engine:
         "fields:\n  0.5.1..: [speculative_algorithm, speculative_mode, speculative_num_steps,\n"
         "    speculative_use_block_verification]\n"
         "nets_eagle:\n  0.5.1..: [LlamaForCausalLMEagle]\nnets_eagle3:\nnets_dflash:\n  0.5.1..: [DFlashDraftModel]\n"
-        "nets_dspark:\nmtp_targets:\n  0.5.1..: [GlmForCausalLM, MiMoForCausalLM]\ndoes:\n  0.5.1..: [schedule]\n"
+        "nets_dspark:\nnets_gemma4_mtp:\n"
+        "mtp_targets:\n  0.5.1..: [GlmForCausalLM, MiMoForCausalLM]\ndoes:\n  0.5.1..: [schedule]\n"
     )
     [known] = [each for each in ENGINES if each.backend == "sglang"]
     data = (path, SGLANG_FACTS)

@@ -23,11 +23,13 @@ from tests.methods.block_nets import (
     save_net,
     speculators,
 )
+from trtspec.backends.sglang.versions import releases as sglang_releases
+from trtspec.backends.vllm.versions import releases as vllm_releases
 from trtspec.checkpoints.source import Source, load_source
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import CheckpointError
 from trtspec.methods.base import find_method, methods
-from trtspec.methods.dflash import is_dflash2, read_block_net, special_keys
+from trtspec.methods.dflash import VARIANTS, find_variant, read_block_net, special_keys
 from trtspec.methods.draft_head import SourceHead, load_head
 
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
@@ -181,14 +183,34 @@ def test_invalid_block_net_config_is_rejected(
         ({"architectures": ["DFlash2DraftModel"]}, ["architectures"]),
         ({"conv_kernel_size": 2, "selector_top_k": 16}, ["conv_kernel_size", "selector_top_k"]),
         ({"speculators_model_type": "dflash2"}, ["speculators_model_type"]),
+        (
+            {"architectures": ["Qwen3XPressModel"], "xpress_rank": 256, "xpress_topc": 64},
+            ["xpress_rank", "xpress_topc"],
+        ),
+        ({"architectures": ["DFlashQwen3XPressModel"]}, ["architectures"]),
+        ({"speculators_model_type": "xpress", "num_jacobi_passes": 6}, ["num_jacobi_passes"]),
         ({"architectures": ["DFlashDraftModel"]}, []),
     ],
 )
-def test_dflash2_is_another_computation_than_dflash(config: dict[str, Any], keys: list[str]) -> None:
-    """The torch engine refuses these keys, because it would draft without the convolutions and the selector."""
+def test_variant_is_another_computation_than_dflash(config: dict[str, Any], keys: list[str]) -> None:
+    """The torch engine refuses these keys, because it would draft without convolutions, selector or refiner."""
     source = Source(Path("/nowhere"), {"block_size": 8, "target_layer_ids": [1]} | config, {}, {})
-    assert is_dflash2(source) is bool(keys)
+    assert (find_variant(source) is not None) is bool(keys)
     assert special_keys(source) == keys
+
+
+def test_variants_name_the_first_releases_that_run_them() -> None:
+    for variant, net, theirs in (
+        ("DFlash2", "DFlash2DraftModel", "0.5.19"),
+        ("XPress", "DFlashQwen3XPressModel", None),
+    ):
+        first = next(version for version, release in vllm_releases().items() if net in release.heads)
+        engines = next(each.engines for each in VARIANTS if each.name == variant)
+        assert f"vLLM from {first.removesuffix('.0')}" in engines
+        found = [each for each, release in sglang_releases().items() if net in release.nets["dflash"]]
+        assert (found or [None])[0] == theirs
+        assert ("SGLang" in engines) is bool(theirs)
+        assert theirs is None or f"SGLang from {theirs}" in engines
 
 
 def test_init_proposes_the_draft_length_of_the_block(recipe: Path, trtspec: Run, tmp_path: Path) -> None:

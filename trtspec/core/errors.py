@@ -23,7 +23,8 @@ Subclasses in other modules, all with exit code 1:
     TrtspecError     `RecipeError` (core/diagnostics.py), `SandboxError` (core/sandbox.py),
                      `TokenizersDiffer` (checkpoints/tokenizer.py), `ChatError` (engine/prompts/prompt.py),
                      `ModelError` and `DraftFailed` (serving/triton/python_models/grpc_client.py and bls.py),
-                     `RegistryError` (store/registries/http_client.py), `GuideRefused` (engine/generation/grammar_trial.py)
+                     `RegistryError` (store/registries/http_client.py),
+                     `GuideRefused` (engine/generation/grammar_trial.py)
     Overloaded       `GuidesOverloaded` (engine/generation/grammar_compiler.py)
     CheckpointError  `NotPreparedError` (checkpoints/source.py) and its subclass `HubError` (checkpoints/hub.py)
     DeployError      `PortInUse` (deployment/ports.py), `ToolFailed` (core/container_tools.py),

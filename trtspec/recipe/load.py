@@ -43,6 +43,8 @@ FILE_KEYS = (
     "speculation.draft.quantization.calibration.prompts",
     "gates.prompts",
     "engine.build.timing_cache",
+    "speculation.options.confidence_cost_table",
+    "speculation.options.confidence_calibration",
 )
 
 

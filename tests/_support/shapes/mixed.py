@@ -188,6 +188,24 @@ def gemma4(config: Config) -> Iterator[Tensor]:
         yield from (Tensor(f"{prefix}{norm}.weight", (hidden,)) for norm in INNER_NORMS)
 
 
+def gemma4_assistant(config: Config) -> Iterator[Tensor]:
+    """Yield an assistant: layers without keys and values, between projections from and to the target's width."""
+    text, outer = config["text_config"], config["backbone_hidden_size"]
+    hidden, heads = text["hidden_size"], text["num_attention_heads"]
+    yield from _ends({**text, "tie_word_embeddings": True}, "model.")
+    for number, kind in enumerate(text["layer_types"]):
+        prefix = f"model.layers.{number}."
+        size = text["global_head_dim"] if kind == "full_attention" else text["head_dim"]
+        yield Tensor(f"{prefix}self_attn.q_proj.weight", (heads * size, hidden))
+        yield Tensor(f"{prefix}self_attn.q_norm.weight", (size,))
+        yield Tensor(f"{prefix}self_attn.o_proj.weight", (hidden, heads * size))
+        yield from mlp(text, f"{prefix}mlp.")
+        yield from (Tensor(f"{prefix}{norm}.weight", (hidden,)) for norm in (*NORMS, *INNER_NORMS))
+        yield Tensor(f"{prefix}layer_scalar", (1,))
+    yield Tensor("pre_projection.weight", (hidden, 2 * outer))
+    yield Tensor("post_projection.weight", (outer, hidden))
+
+
 def gemma3(config: Config) -> Iterator[Tensor]:
     """Yield Gemma 3 with its vision tower; its text config relies on defaults of transformers."""
     text, vision, inner = config["text_config"], config["vision_config"], "language_model.model."
@@ -280,5 +298,6 @@ def _norms(prefix: str, hidden: int) -> Iterator[Tensor]:
 
 
 MIXED: dict[str, Callable[[Config], Iterator[Tensor]]] = {
-    each.__name__: each for each in (qwen3_moe, gpt_oss, deepseek_v3, qwen3_5, gemma3, gemma4, llama4, dflash)
+    each.__name__: each
+    for each in (qwen3_moe, gpt_oss, deepseek_v3, qwen3_5, gemma3, gemma4, gemma4_assistant, llama4, dflash)
 }

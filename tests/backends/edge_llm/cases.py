@@ -6,14 +6,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tests._support import gemma4
 from tests.backends.source_contexts import facts, source_context
 from trtspec.backends.context import PlanContext
+from trtspec.checkpoints.source import Source
+from trtspec.core.paths import recipes_dir
 from trtspec.methods.base import DraftHead
 
 VERSION = "0.11.0"
 MTP = facts({"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1})
 BLOCK = facts({"model_type": "qwen3", "block_size": 16})
 LATE = facts({"block_size": 16, "dspark_config": {"sample_from_anchor": False}})
+GEMMA, ASSISTANT = (
+    Source(recipes_dir() / "models" / "quickstart-target", config, {})  # whose tokenizer both have
+    for config in (gemma4.TARGET, gemma4.ASSISTANT)
+)
 # additional recipe keys by method
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -21,6 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mtp": {"speculation__draft_len": 3, "target_facts": MTP},
     "dflash": {"speculation__draft_len": 7, "draft_facts": BLOCK},
     "dspark": {"speculation__draft_len": 7, "draft_facts": BLOCK},
+    "gemma4_mtp": {"speculation__draft_len": 3, "target_facts": GEMMA, "draft_facts": ASSISTANT},
 }
 
 

@@ -4,17 +4,25 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.backends.edge_llm.cases import LATE, METHODS, MTP, case
+from tests._support import gemma4
+from tests.backends.edge_llm.cases import ASSISTANT, GEMMA, LATE, METHODS, MTP, case
 from tests.backends.source_contexts import FP8, facts, said
 from trtspec.backends.base import backends, choose_version
 from trtspec.backends.edge_llm import BACKEND
-from trtspec.backends.edge_llm.arguments import build_command, export_arguments, model_json, quantize_arguments
+from trtspec.backends.edge_llm.arguments import (
+    build_command,
+    export_arguments,
+    exported_roles,
+    model_json,
+    quantize_arguments,
+)
 from trtspec.backends.edge_llm.toolchain import releases
 from trtspec.core.gpus import GPUS, DetectedGpu
 from trtspec.recipe.schema import Quantization
@@ -58,6 +66,7 @@ def test_every_method_is_accepted_with_default_settings(method: str) -> None:
         ("dflash", {}, "dflash", "8", "8"),
         ("dspark", {}, "dspark", "8", "7"),
         ("dspark", {"draft_facts": LATE}, "dspark", "8", "8"),
+        ("gemma4_mtp", {}, "gemma4_mtp", "4", "3"),
     ],
 )
 def test_build_command_has_the_options_of_the_method(method, changes, spec_type, verify, draft) -> None:
@@ -72,11 +81,12 @@ def test_build_command_has_the_options_of_the_method(method, changes, spec_type,
 
 
 @pytest.mark.parametrize(
-    ("method", "tokens", "steps"), [("eagle3", 5, 5), ("mtp", 3, 3), ("dflash", 8, None), ("dspark", 7, None)]
+    ("method", "tokens", "steps"),
+    [("eagle3", 5, 5), ("mtp", 3, 3), ("dflash", 8, None), ("dspark", 7, None), ("gemma4_mtp", 3, 3)],
 )
 def test_model_json_has_the_draft_length_of_the_method(method: str, tokens: int, steps: int | None) -> None:
     llm = model_json(case(method))["llm"]
-    assert llm["speculative_config"]["method"] == method
+    assert llm["speculative_config"]["method"] == method.removeprefix("gemma4_")
     assert llm["speculative_config"]["num_speculative_tokens"] == tokens
     assert llm.get("draft_step") == steps
     assert llm["verify_tree_size"] == llm["max_verify_tree_size"]
@@ -95,6 +105,11 @@ def test_in_flight_batching_is_enabled_without_drafting() -> None:
         ("target", "eagle3", "checkpoints/target onnx/target --eagle-base --eagle-draft-dir checkpoints/draft"),
         ("draft", "eagle3", "checkpoints/draft onnx/draft"),
         ("target", "mtp", "checkpoints/target onnx/target --mtp"),
+        (
+            "target",
+            "gemma4_mtp",
+            "checkpoints/target onnx/target --mtp --mtp-draft-dir checkpoints/draft --components thinker,mtp_draft",
+        ),
         ("target", "dflash", "checkpoints/target onnx/target --dflash-base --dflash-draft-dir checkpoints/draft"),
         ("draft", "dspark", "checkpoints/target onnx/draft --dspark-draft --dspark-draft-dir checkpoints/draft"),
     ],
@@ -159,6 +174,57 @@ def test_mtp_requires_a_supported_target_with_mtp_layers() -> None:
     assert "speculation.method version" in found("mtp", target_facts=facts({"model_type": "llama"}))
     assert "speculation.method no-draft" in found("mtp", target_facts=facts({"model_type": "nemotron_h"}))
     assert errors("mtp", target_facts=MTP) == []
+
+
+def test_assistant_is_exported_with_its_target_and_drafts_for_every_request() -> None:
+    context = case("gemma4_mtp")
+    assert exported_roles(context) == ("target",)
+    assert exported_roles(case("eagle3")) == ("target", "draft")
+    assert model_json(context)["always_drafts"]
+    assert "always_drafts" not in model_json(case("mtp"))
+    warned = found("gemma4_mtp")["speculation.method greedy-only"]
+    assert (warned.severity, warned.message.split(":")[0]) == ("warning", "sampled requests are rejected")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"target_facts": facts()}, "target.model family"),
+        ({"draft_facts": replace(ASSISTANT, config=gemma4.TARGET)}, "speculation.draft.model class"),
+        ({"draft_facts": replace(ASSISTANT, root=Path("/nowhere"))}, "speculation.draft.model missing-tokenizer"),
+        (
+            {"draft_facts": replace(ASSISTANT, config=gemma4.changed(gemma4.ASSISTANT, num_kv_shared_layers=2))},
+            "speculation.draft.model layout",
+        ),
+    ],
+)
+def test_unsupported_assistant_is_an_error(changes: dict[str, Any], key: str) -> None:
+    assert key in errors("gemma4_mtp", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "draft_len", "expected"),
+    [
+        ({}, 15, []),
+        ({}, 7, ["speculation.draft_len block-size"]),
+        ({"selector_rank": 128}, 15, ["speculation.draft.model sizes"]),
+        ({"is_causal": True}, 15, ["speculation.draft.model sizes"]),
+        ({"architectures": ["DFlashDraftModel"]}, 15, ["speculation.draft.model variant"]),
+    ],
+)
+def test_dflash2_net_has_the_sizes_that_the_builder_takes(changes, draft_len: int, expected: list[str]) -> None:
+    config = {"architectures": ["DFlash2DraftModel"], "block_size": 16, "is_causal": False, "conv_kernel_size": 2}
+    config |= {"conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16, "target_layer_ids": [1, 2, 3, 4, 5]}
+    assert errors("dflash", draft_facts=facts(config | changes), speculation__draft_len=draft_len) == expected
+
+
+def test_xpress_net_is_refused_with_the_engine_that_runs_it() -> None:
+    net = facts({"architectures": ["Qwen3XPressModel"], "block_size": 16})
+    assert "vLLM from 0.33" in found("dflash", draft_facts=net)["speculation.draft.model variant"].hint
+
+
+def test_target_of_an_assistant_is_refused_without_one() -> None:
+    assert errors(target_facts=GEMMA) == ["target.model family"]
 
 
 def test_drafter_layers_are_checked_against_the_exported_layers() -> None:

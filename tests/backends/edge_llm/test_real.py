@@ -148,6 +148,7 @@ def test_double_has_the_real_signatures(ask: Ask) -> None:
         ("eagle3", {}, {"top_k": 1, "steps": 5, "verify": 6}),
         ("eagle3", {"speculation__options": {"top_k": 4, "nodes": 12}}, {"top_k": 4, "steps": 5, "verify": 13}),
         ("mtp", {}, {"top_k": 1, "steps": 3, "verify": 4}),
+        ("gemma4_mtp", {}, {"top_k": 1, "steps": 3, "verify": 4}),
         ("dflash", {}, {"top_k": 1, "steps": 1, "verify": 8, "block": 8}),
         ("dspark", {}, {"top_k": 1, "steps": 1, "verify": 8}),
     ],

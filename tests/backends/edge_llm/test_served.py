@@ -147,6 +147,23 @@ def test_unsupported_or_failed_request_returns_an_error(inputs, said: str, model
     assert response.error.message.startswith(said)
 
 
+def test_drafter_that_cannot_be_disabled_serves_greedy_requests_only(artifact: Path) -> None:
+    root = artifact / "model_repository" / "edge_llm"
+    path = root / "1" / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"always_drafts": True}))
+    model = load_model("edge_llm", make_pb_utils()).TritonPythonModel()
+    model.initialize(model_args(root))
+    sent(answered(model, temperature=0.5, top_k=1))
+    for inputs, what in (
+        ({"temperature": 0.5, "top_p": 1.0}, "sampling"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens 0"),
+    ):
+        [(response, _)] = answered(model, **inputs).sender.sent
+        assert response.error is not None
+        assert response.error.message.startswith(f"{what} is not supported by Edge-LLM with this drafter")
+    model.finalize()
+
+
 def test_cancelled_request_closes_the_engine_request(model: Any) -> None:
     request = Request(text_input=texts("hello"), max_tokens=9)
     request.sender.cancelled = True

@@ -5,21 +5,28 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.backends.source_contexts import FP8, facts, said, source_context
 from tests.checkpoints.quant.compressed import compressed_tensors
-from trtspec.backends.base import backends, choose_version
+from tests.serving.triton.fakes import load_model, make_pb_utils
+from trtspec.backends.base import backends, choose_version, find_backend
 from trtspec.backends.common.trtllm_versions import find_version_spec
 from trtspec.backends.context import PlanContext
-from trtspec.backends.llmapi import BACKEND, installed
+from trtspec.backends.llmapi import BACKEND, artifact, installed
 from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml, speculative_config
 from trtspec.backends.llmapi.installed import validate_installed
+from trtspec.backends.llmapi.methods import find_method
+from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.core.errors import TrtspecError
+from trtspec.methods.base import methods
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrt_llm_api"
 DRAFT = "../../checkpoints/draft"
@@ -250,13 +257,17 @@ def test_dspark_drafts_its_whole_block(config: dict[str, Any]) -> None:
         {"architectures": ["DFlash2DraftModel"]},
         {"architectures": ["MiniMaxDFlash2DraftModel"]},
         {"architectures": ["DFlashDraftModel"], "conv_kernel_size": 2},
+        {"architectures": ["Qwen3XPressModel"]},
         {"architectures": ["DFlashDraftModel"], "dflash_config": {"selector_rank": 256}},
     ],
 )
 @pytest.mark.parametrize("version", ["1.3.0rc29", "1.4.0rc1"])
-def test_dflash2_net_is_not_taken_for_dflash(version: str, config: dict[str, Any]) -> None:
+def test_variant_of_dflash_is_not_taken_for_dflash(version: str, config: dict[str, Any]) -> None:
     found = diagnostics(version, "dflash", speculation__draft_len=7, draft_facts=facts(config))
-    assert "is a DFlash2 net" in found["speculation.draft.model class"].message
+    said = found["speculation.draft.model class"]
+    net, first = ("an XPress", "0.33") if "XPress" in str(config) else ("a DFlash2", "0.28")
+    assert f"is {net} net" in said.message
+    assert f"vLLM from {first}" in said.hint
     plain = diagnostics(version, "dflash", speculation__draft_len=7, draft_facts=facts({"block_size": 8}))
     assert "speculation.draft.model class" not in plain
 
@@ -645,7 +656,11 @@ def double(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("1.3.0rc27", "mtp", {}),
         ("1.3.0rc27", "pard", {}),
         ("1.3.0rc27", "dflash", {}),
+        ("1.3.0rc27", "gemma4_mtp", {}),
+        ("1.4.0rc1", "gemma4_mtp", {}),
         ("1.4.0rc1", "dspark", {}),
+        ("1.4.0rc4", "dspark", {"confidence_cost_table": "/t.json", "confidence_min_gain": 0.1}),
+        ("1.4.0rc4", "dspark", {"confidence_cost_table": "/t.json", "confidence_calibration": "/c.json"}),
         ("1.4.0rc1", "suffix", {"max_cached_requests": 100}),
         ("1.4.0rc1", "draft_target", {"use_draft_logits": True}),
         ("1.1.0", "ngram", {}),
@@ -666,6 +681,61 @@ def test_emitted_model_yaml_is_accepted_by_the_classes_of_its_version(
         knobs["speculation__acceptance_rate_threshold"] = 0.3
     asked = case(version, method, speculation__options=options, target_facts=MTP, **knobs)
     assert validate_installed(model_yaml(asked, "../../checkpoints/target", DRAFT)) == []
+
+
+def test_dspark_tables_are_files_of_the_served_model(tmp_path: Path) -> None:
+    table = tmp_path / "times.json"
+    options = {"confidence_cost_table": str(table), "confidence_min_gain": 0.1}
+    asked = partial(case, method="dspark", speculation__options=options)
+    expected = {"enable_confidence_scheduling": True, "confidence_min_predicted_gain": 0.1}
+    expected["confidence_cost_table_path"] = "./1/confidence_cost_table.json"
+    config = model_yaml(asked("1.4.0rc4"), "target", DRAFT)["speculative_config"]
+    assert expected.items() <= config.items()
+    assert find_method("dspark").files(asked("1.4.0rc4")) == {"confidence_cost_table.json": table}
+    place = "speculation.options.confidence_cost_table"
+    assert "not documented" in said(BACKEND.check(asked("1.4.0rc4")))[f"{place} not-found"].hint
+    table.write_text("{}")
+    assert [key for key in said(BACKEND.check(asked("1.4.0rc4"))) if place in key] == []
+    assert "1.4.0rc4" in said(BACKEND.check(asked("1.4.0rc1")))[f"{place} version"].hint
+    assert artifact.read_texts(asked("1.4.0rc4")) == {"confidence_cost_table.json": "{}"}
+    table.write_bytes(b"\xff")
+    with pytest.raises(TrtspecError, match=r"cannot read confidence_cost_table\.json"):
+        artifact.read_texts(asked("1.4.0rc4"))
+
+
+def test_served_model_makes_the_paths_of_its_tables_absolute(tmp_path: Path) -> None:
+    options = {"confidence_cost_table": "/t.json"}
+    document = model_yaml(case("1.4.0rc4", "dspark", speculation__options=options), "../../checkpoints/target", DRAFT)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.yaml").write_text(yaml.safe_dump(document))
+    settings = SimpleNamespace(**document["triton_config"])
+    arguments = load_model("tensorrt_llm_llmapi", make_pb_utils()).read_arguments(tmp_path, 1, settings)
+    assert arguments["speculative_config"]["confidence_cost_table_path"] == str(
+        tmp_path / "1/confidence_cost_table.json"
+    )
+
+
+def test_dspark_net_without_a_confidence_head_is_not_scheduled_by_it() -> None:
+    name = "markov_head.markov_w1.weight"
+    tensors = {name: TensorInfo(name, "BF16", (8, 8), Path("/nowhere"), 0, 128)}
+    options = {"confidence_cost_table": __file__}
+    asked = case("1.4.0rc4", "dspark", speculation__options=options, draft_facts=replace(facts(), tensors=tensors))
+    assert "speculation.options.confidence_cost_table no-confidence" in said(BACKEND.check(asked))
+
+
+@pytest.mark.parametrize("options", [{"confidence_min_gain": 0.1}, {"confidence_calibration": "/c.json"}])
+def test_confidence_options_need_a_table(options: dict[str, Any]) -> None:
+    with pytest.raises(TrtspecError, match="requires confidence_cost_table"):
+        methods()["dspark"].parse(options)
+
+
+@pytest.mark.parametrize("backend", ["embedded", "vllm", "sglang", "edge_llm"])
+def test_other_engines_refuse_a_confidence_table(backend: str) -> None:
+    chosen = find_backend(backend)
+    version = choose_version(chosen, None)
+    asked = source_context(backend, version, "dspark", speculation__options={"confidence_cost_table": __file__})
+    found = said(chosen.check(asked))["speculation.options.confidence_cost_table not-supported"]
+    assert found.hint == "remove it: the option is for the LLM API"
 
 
 @pytest.mark.slow

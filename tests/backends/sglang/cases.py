@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests._support import gemma4
 from tests.backends.source_contexts import facts, source_context
 from trtspec.backends.context import PlanContext
 
@@ -31,6 +32,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "num_nextn_predict_layers": 1,
         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
     },
+    "gemma4": gemma4.TARGET,
+    "assistant": gemma4.ASSISTANT,
 }  # fmt: skip
 SCHEDULE = [{"max_batch": 1, "draft_len": 4}, {"max_batch": 2, "draft_len": 2}]
 CHOSEN = {"top_k": 4, "nodes": 12}
@@ -51,6 +54,7 @@ CASES: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
     "eagle3_block": ("eagle3", "llama", "eagle3", {"speculation__verify": "block"}),
     "mtp": ("mtp", "glm", None, {"speculation__draft_len": 3}),
     "mtp_schedule": ("mtp", "glm", None, {"speculation__draft_len": 4, "speculation__schedule": SCHEDULE}),
+    "gemma4_mtp": ("gemma4_mtp", "gemma4", "assistant", {"speculation__draft_len": 3}),
     "dflash": ("dflash", "llama", "dflash", {"speculation__draft_len": 7}),
     "dflash_block": ("dflash", "llama", "dflash", {"speculation__draft_len": 5, "speculation__verify": "block"}),
     "dspark": ("dspark", "llama", "dspark", {"speculation__draft_len": 7}),

@@ -28,6 +28,7 @@ RUNS = {
     *("quickstart", "quickstart-dspark", "quickstart-eagle3", "quickstart-fp8", "quickstart-ngram"),
     *("deepseek-v3.1-mtp", "deepseek-v3.1-mtp-sglang", "deepseek-v3.1-mtp-vllm"),
     *("gpt-oss-120b-ngram", "gpt-oss-20b-eagle3-vllm", "qwen3.5-27b-dflash-vllm", "qwen3.5-27b-mtp-vllm"),
+    "gemma-4-31b-mtp-vllm",
     *("llama-3.1-8b-draft-1b", "llama-3.3-70b-eagle3", "llama-3.3-70b-fp8-tp1"),
     *("mistral-7b-ngram", "mistral-small-24b-ngram-vllm", "mixtral-8x7b-ngram", "phi-4-ngram-vllm"),
     *("qwen3-30b-a3b-eagle3-vllm", "qwen3-30b-a3b-ngram", "qwen3-32b-draft-4b-vllm", "qwen3-32b-eagle3-vllm"),

@@ -53,6 +53,7 @@ def test_every_method_has_a_case() -> None:
         ("eagle3", "EAGLE3", 3, 1, 4),
         ("eagle3_tree", "EAGLE3", find_method("eagle3").default_draft_len, 4, 13),
         ("mtp", "NEXTN", 3, 1, 4),
+        ("gemma4_mtp", "FROZEN_KV_MTP", 3, 1, 4),
         ("dflash", "DFLASH", 1, 1, 8),
         ("dspark", "DSPARK", 1, 1, 8),
     ],
@@ -134,6 +135,27 @@ def test_schedule_has_one_draft_length_per_batch_size() -> None:
         (
             "dflash",
             NEWEST,
+            {"draft_facts": facts(MODELS["dflash"] | {"architectures": ["Qwen3XPressModel"]})},
+            "speculation.draft.model variant",
+            "is an XPress net, whose refiner SGLang 0.5.23 does not compute",
+        ),
+        (
+            "dflash",
+            "0.5.18",
+            {"draft_facts": facts(MODELS["dflash"] | {"architectures": ["DFlash2DraftModel"]})},
+            "speculation.draft.model variant",
+            "is a DFlash2 net",
+        ),
+        (
+            "dflash",
+            NEWEST,
+            {"draft_facts": facts(MODELS["dflash"] | {"selector_rank": 256})},
+            "speculation.draft.model variant",
+            "is a DFlash2 net (selector_rank), but its class is not",
+        ),
+        (
+            "dflash",
+            NEWEST,
             {"speculation__draft_len": 8},
             "speculation.draft_len out-of-range",
             "blocks of 7 draft tokens",
@@ -200,6 +222,11 @@ def test_eagle3_drafter_with_method_eagle_hints_at_its_method() -> None:
     diagnostic = found("eagle", draft_facts=facts(MODELS["eagle3"]))["speculation.draft.model class"]
     assert diagnostic.hint == "use method: eagle3"
     assert diagnostic.source == "sgl-project/sglang#21272"
+
+
+def test_dflash2_net_is_accepted_by_releases_with_its_class() -> None:
+    net = facts(MODELS["dflash"] | {"architectures": ["DFlash2DraftModel"], "selector_rank": 256})
+    assert not [place for place in found("dflash", "0.5.19", draft_facts=net) if "draft.model" in place]
 
 
 def test_newer_release_supports_all_methods_of_older_releases() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests._support import gemma4
 from tests._support.catalogue import catalogue_contexts, copy_catalogue
 from tests.backends.source_contexts import facts, source_context
 from trtspec.backends.context import PlanContext
@@ -29,7 +30,7 @@ MTP = {
     "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "num_nextn_predict_layers": 1,
     "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
 }  # fmt: skip
-RECIPES = 46  # of the catalogue; the others have methods, placements or drafter classes that vLLM does not support
+RECIPES = 47  # of the catalogue; the others have methods, placements or drafter classes that vLLM does not support
 SCHEDULE = [{"max_batch": 2, "draft_len": 5}, {"max_batch": 3, "draft_len": 0}]
 # name: method, changes of the recipe, the drafter's config (none: the quickstart's checkpoint of the method)
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
@@ -39,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "dflash": ("dflash", {}, BLOCK_NET | {"architectures": ["DFlashDraftModel"], "dflash_config": MASK}),
     "dspark": ("dspark", {}, BLOCK_NET | {"architectures": ["Qwen3DSparkModel"], "markov_rank": 8, **MASK}),
     "mtp": ("mtp", {"target_facts": facts(MTP)}, None),
+    "gemma4_mtp": ("gemma4_mtp", {"target_facts": facts(gemma4.text_target())}, gemma4.ASSISTANT),
     "schedule": ("draft_target", {"speculation__schedule": SCHEDULE, "speculation__draft_len": 5}, None),
     "block": ("draft_target", {"speculation__verify": "block"}, None),
     "tensor": ("draft_target", {"target__parallel": {"tensor": 2}}, None),
@@ -133,6 +135,7 @@ def test_engine_args_accept_every_case_and_every_recipe_of_the_catalogue(accepte
         ("dflash", {"method": "dflash", "parallel": True, "architecture": "DFlashDraftModel"}),
         ("dspark", {"method": "dspark", "parallel": True, "architecture": "Qwen3DSparkModel"}),
         ("mtp", {"method": "mtp", "tokens": 1}),
+        ("gemma4_mtp", {"method": "mtp", "tokens": 4, "architecture": "Gemma4MTPModel"}),
         ("block", {"method": "draft_model", "rule": "block"}),
         ("fp8", {"method": "eagle3", "rule": "standard"}),
     ],

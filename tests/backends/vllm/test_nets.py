@@ -187,3 +187,38 @@ def test_medusa_hidden_size_and_bias_are_checked_against_the_config() -> None:
     assert errors("0.32.0", "medusa", target_facts=wide, draft_facts=net(hidden_size=5120)) == {}
     context = source_context("vllm", "0.32.0", "medusa", draft_facts=replace(net(), tensors=bias))
     assert said(BACKEND.check(context))[f"{MODEL} net-bias"].severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "first", "last_without"),
+    [
+        ("DFlash2DraftModel", {"conv_kernel_size": 2, "selector_rank": 256}, "0.28.0", "0.27.1"),
+        ("Qwen3XPressModel", {"xpress_rank": 256}, "0.33.0", "0.32.0"),
+    ],
+)
+def test_variant_of_dflash_is_served_from_the_release_with_its_class(
+    architecture: str, keys: dict[str, Any], first: str, last_without: str
+) -> None:
+    served = {"draft_facts": net(architecture, **keys), "target_facts": target("Qwen3ForCausalLM", "qwen3")}
+    assert errors(first, "dflash", **served) == {}
+    refused = errors(last_without, "dflash", **served)[f"{MODEL} net-class"]
+    assert f"supported by vLLM {first}" in refused.hint
+    unnamed = served | {"draft_facts": net("DFlashDraftModel", **keys)}
+    assert "but its class is not" in errors(first, "dflash", **unnamed)[f"{MODEL} variant"].message
+
+
+def test_xpress_nets_that_vllm_asserts_on_are_refused() -> None:
+    whole = {"target_facts": facts({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 512})}
+    for key, value, code in (("sample_from_anchor", True, "anchor"), ("draft_vocab_size", 256, "vocabulary")):
+        found = errors("0.33.0", "dflash", draft_facts=net("Qwen3XPressModel", **{key: value}), **whole)
+        assert list(found) == [f"{MODEL} {code}"]
+
+
+def test_speculators_type_of_no_release_is_refused_with_a_hint() -> None:
+    given = {
+        "draft_facts": net(None, speculators_model_type="xpress"),
+        "target_facts": target("Qwen3ForCausalLM", "qwen3"),
+    }
+    refused = errors("0.33.0", "dflash", **given)[f"{MODEL} net-class"]
+    assert "speculators type xpress" in refused.message
+    assert "no known release reads this type" in refused.hint

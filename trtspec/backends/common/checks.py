@@ -148,6 +148,15 @@ def check_any_match(context: PlanContext, engine: str, source: str) -> Iterator[
         yield unused(f"{OPTIONS}.min_match", message, source)
 
 
+def check_confidence_table(context: PlanContext, engine: str) -> Iterator[Diagnostic]:
+    """Yield an error for DSpark's table of step times, for engines other than the LLM API."""
+    if getattr(context.options, "confidence_cost_table", None):
+        message = f"{engine} does not choose the verified length from a table of step times"
+        yield Diagnostic(
+            f"{OPTIONS}.confidence_cost_table", "not-supported", message, "remove it: the option is for the LLM API"
+        )
+
+
 def check_draft_parallel(context: PlanContext, source: str) -> Iterator[Diagnostic]:
     """Yield an error if the draft's parallelism differs from the target's, for engines that use one for both."""
     draft, ranks = context.recipe.speculation.draft, context.recipe.target.parallel.ranks

@@ -14,7 +14,7 @@ from trtspec.backends.edge_llm.toolchain import probes, releases
 BACKEND = Backend(
     summary="TensorRT engines of TensorRT Edge-LLM, for Jetson, DRIVE, DGX Spark and single GPUs",
     methods=lambda: methods_of_releases(each.methods for each in releases().values()),
-    parses=frozenset({"none", "eagle3", "mtp", "dflash", "dspark"}),
+    parses=frozenset({"none", "eagle3", "mtp", "gemma4_mtp", "dflash", "dspark"}),
     memory=plan_source_memory,
     plan=deferred(f"{__name__}.artifact:plan_artifact"),
     converts=False,

@@ -22,6 +22,9 @@ QUANTIZE, EXPORT, BUILD = "tensorrt-edgellm-quantize", "tensorrt-edgellm-export"
 # Calibration reads the dataset of this name; the variable holds its path (quantization/datasets/__init__.py).
 DATASET, DATASET_VARIABLE, PROMPTS = "wikitext", "EDGELLM_QUANT_DATASET_WIKITEXT", "calibration.jsonl"
 PASS_METHODS = ("dflash", "dspark")  # LLM sets their single step itself
+ASSISTANTS = "gemma4_mtp"
+# For LLM the method is mtp with a model; the README of experimental/builder excludes requests without drafts.
+LLM_METHODS = {ASSISTANTS: "mtp"}
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,20 @@ def export_arguments(role: str, method: str, sm: int) -> tuple[str, ...]:
         return (EXPORT, target, onnx(role), *common)
     if method == "mtp":
         return (EXPORT, target, onnx(role), "--mtp", *common)
+    if method == ASSISTANTS:
+        parts = ("--components", "thinker,mtp_draft")
+        return (EXPORT, target, onnx(role), "--mtp", "--mtp-draft-dir", draft, *parts, *common)
     if role == "target":
         base = "eagle" if method == "eagle3" else method
         return (EXPORT, target, onnx(role), f"--{base}-base", f"--{base}-draft-dir", draft, *common)
     if method == "eagle3":
         return (EXPORT, draft, onnx(role), *common)
     return (EXPORT, target, onnx(role), f"--{method}-draft", f"--{method}-draft-dir", draft, *common)
+
+
+def exported_roles(context: PlanContext) -> tuple[str, ...]:
+    """Return the models that commands export; one command exports a target together with its assistant."""
+    return ("target",) if context.method_name == ASSISTANTS else tuple(context.sources)
 
 
 def build_command(context: PlanContext) -> tuple[str, ...]:
@@ -136,7 +147,8 @@ def model_json(context: PlanContext) -> dict[str, Any]:
         "enable_in_flight_batching": drafting is None,
     }
     if drafting:
-        speculation: dict[str, Any] = {"method": context.method_name, "num_speculative_tokens": drafting.tokens}
+        name = LLM_METHODS.get(context.method_name, context.method_name)
+        speculation: dict[str, Any] = {"method": name, "num_speculative_tokens": drafting.tokens}
         if "draft" in context.sources:
             speculation["model"] = from_model(checkpoint("draft"))
         llm |= {
@@ -147,4 +159,10 @@ def model_json(context: PlanContext) -> dict[str, Any]:
             "max_draft_tree_size": drafting.draft_size,
             "speculative_config": speculation,
         }
-    return {"engines": from_model(engine("target")), "llm": llm}
+    always = {"always_drafts": True} if always_drafts(context) else {}
+    return {"engines": from_model(engine("target")), "llm": llm, **always}
+
+
+def always_drafts(context: PlanContext) -> bool:
+    """Return whether Edge-LLM cannot run single requests without drafts."""
+    return context.method_name == ASSISTANTS

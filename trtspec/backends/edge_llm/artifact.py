@@ -54,7 +54,8 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         stored = sum(source.nbytes for source in context.sources.values())
         steps[engine("target")] = replace(step, machine=json.dumps(facts, sort_keys=True), stored_bytes=stored)
     else:
-        steps |= {arguments.onnx(role): _export(context, role, checkpoints, tools) for role in checkpoints}
+        exported = arguments.exported_roles(context)
+        steps |= {arguments.onnx(role): _export(context, role, checkpoints, tools) for role in exported}
     steps |= companion_steps(context, reader)
     document, concurrency = arguments.model_json(context), engine_.max_batch_size
     serving = context.resolved.serving

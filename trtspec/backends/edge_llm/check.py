@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trtspec.backends.base import Migration
-from trtspec.backends.common.checks import METHOD, check_acceptance, check_unconverted
+from trtspec.backends.common.checks import DRAFT, METHOD, check_acceptance, check_confidence_table, check_unconverted
 from trtspec.backends.context import PlanContext, recipe_models
-from trtspec.backends.edge_llm.arguments import aux_layers, drafting_sizes
+from trtspec.backends.edge_llm.arguments import ASSISTANTS, always_drafts, aux_layers, drafting_sizes
 from trtspec.backends.edge_llm.toolchain import EdgeRelease, releases
 from trtspec.checkpoints.prequantized import source_format
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.gpus import GPUS
+from trtspec.methods.dflash import block_size, check_class, find_variant
+from trtspec.methods.gemma4_mtp import PAIR, TARGETS, check_pair
 from trtspec.methods.mtp import count_layers
 from trtspec.recipe.schema import Recipe
 
@@ -24,6 +26,11 @@ CLI = f"{PACKAGE}:experimental/builder/cli.py@0.11.0"
 ENGINE = f"{PACKAGE}:experimental/server/runtime/engine.py@0.11.0"
 QUANTIZER = f"{PACKAGE}:tensorrt_edgellm/scripts/quantize.py@0.11.0"
 EXPORTER = f"{PACKAGE}:tensorrt_edgellm/models/default/modeling_default.py@0.11.0"
+EXPORT_CLI = f"{PACKAGE}:tensorrt_edgellm/scripts/export.py@0.11.0"
+BUILDER = f"{PACKAGE}:experimental/builder/README.md@0.11.0, Gemma4 MTP"
+DFLASH2 = f"{PACKAGE}:tensorrt_edgellm/dflash.py@0.11.0, resolve_dflash_contract"
+DFLASH2_SIZES = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
+DFLASH2_LAYERS = 5
 EAGLE3 = f"{PACKAGE}:experimental/builder/models/eagle3/configuration.py@0.11.0"
 ORIN_SM = 87  # supports FP16, INT8 and INT4 only: the support matrix of 0.11
 BLOCK_METHODS = ("dflash", "dspark")
@@ -37,6 +44,8 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _check_models(context, release)
     yield from _check_drafting(context)
     yield from _check_eagle3(context)
+    if method == "dflash":
+        yield from _check_dflash(context)
     yield from _check_formats(context, release)
     yield from check_unconverted(context, "Edge-LLM")
     for key in ("image", "timing_cache"):
@@ -60,10 +69,14 @@ def _check_gpu(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnosti
 
 def _check_models(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
     model_type = str(context.sources["target"].config.get("model_type"))
-    if model_type not in release.models:
+    if context.method_name == ASSISTANTS:
+        yield from _check_assistant(context)
+    known = release.assistant_targets if context.method_name == ASSISTANTS else release.models
+    if model_type not in known:
         message = f"Edge-LLM {release.version} does not support {model_type}"
+        message += " with an assistant" if context.method_name == ASSISTANTS else ""
         source = f"{PACKAGE}:experimental/builder/models/registry.py@{release.version}"
-        yield Diagnostic("target.model", "family", message, f"supported: {', '.join(release.models)}", source=source)
+        yield Diagnostic("target.model", "family", message, f"supported: {', '.join(known)}", source=source)
     elif context.method_name == "mtp" and model_type not in release.mtp_models:
         message = f"Edge-LLM {release.version} does not draft with MTP layers of {model_type}"
         yield Diagnostic(METHOD, "version", message, "use method: eagle3 with a draft for this target", source=CLI)
@@ -71,14 +84,35 @@ def _check_models(context: PlanContext, release: EdgeRelease) -> Iterator[Diagno
         yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: eagle3")
 
 
+def _check_assistant(context: PlanContext) -> Iterator[Diagnostic]:
+    """Yield errors for a pair of target and assistant that Edge-LLM would refuse."""
+    target, draft = context.sources["target"], context.sources["draft"]
+    if target.config.get("model_type") in TARGETS:  # others are reported as families that Edge-LLM does not support
+        yield from check_pair(target, draft, context.recipe.engine.max_seq_len)
+    text = draft.config.get("text_config")
+    if isinstance(text, dict) and text.get("num_kv_shared_layers") != text.get("num_hidden_layers"):
+        message = "some layers of the assistant have keys and values of their own, which Edge-LLM does not support"
+        yield Diagnostic(DRAFT, "layout", message, PAIR, source=f"{EXPORT_CLI}, _validate_gemma4_mtp_pair")
+    if not all((source.root / "tokenizer.json").is_file() for source in (target, draft)):
+        message = "Edge-LLM compares the files tokenizer.json of target and assistant, one of which is missing"
+        hint = "download the checkpoints with their tokenizers"
+        yield Diagnostic(DRAFT, "missing-tokenizer", message, hint, source=f"{EXPORT_CLI}, _assert_tokenizers_match")
+
+
 def _check_drafting(context: PlanContext) -> Iterator[Diagnostic]:
     yield from check_acceptance(context, "Edge-LLM accepts drafts exactly; typical acceptance is not supported", ENGINE)
+    yield from check_confidence_table(context, "Edge-LLM")
     if not drafting_sizes(context):
         return
     if context.recipe.engine.max_batch_size > 1:
         message = "with speculation, Edge-LLM serves one request at a time and ignores max_batch_size"
         source = f"{ENGINE}, ifb_unsupported_reason"
         yield Diagnostic("engine.max_batch_size", "unused", message, "set it to 1", "warning", source)
+    if always_drafts(context):
+        message = "sampled requests are rejected: Edge-LLM decodes greedily with an assistant, and cannot do without it"
+        hint = "use temperature 0 or top_k 1; vLLM and SGLang also serve sampled requests"
+        yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", BUILDER)
+        return
     message = "sampled requests run without speculation, because Edge-LLM would decode them greedily"
     yield Diagnostic(METHOD, "greedy-only", message, None, "note", ENGINE)
 
@@ -97,6 +131,38 @@ def _check_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
         message = f"the target's exported ONNX provides layers {exported}, but the drafter reads {read}"
         hint = "build engines with reproduce.sh, which provides these layers; with the ONNX few drafts are accepted"
         yield Diagnostic(path, "aux-layers", message, hint, "warning", EXPORTER)
+
+
+def _check_dflash(context: PlanContext) -> Iterator[Diagnostic]:
+    """Yield errors for nets that Edge-LLM would take for DFlash, and for DFlash2 nets of other sizes than it builds."""
+    net, path = context.sources["draft"], "speculation.draft.model"
+    found = find_variant(net)
+    if found is None:
+        return
+    if found.name != "DFlash2":
+        message = f"the drafter is {found.net}, whose {found.more} Edge-LLM does not compute"
+        hint = f"use a DFlash net, or another engine: {found.engines} run it"
+        yield Diagnostic(path, "variant", message, hint, source=DFLASH2)
+        return
+    yield from check_class(net)
+    section = net.config.get("dflash_config")
+    config = {**net.config, **(section if isinstance(section, dict) else {})}
+    odd = [f"{key} {config.get(key)}" for key, value in DFLASH2_SIZES.items() if config.get(key) != value]
+    if config.get("is_causal") is not False:
+        odd.append(f"is_causal {config.get('is_causal')}")
+    if len(layers := config.get("target_layer_ids") or []) != DFLASH2_LAYERS:
+        odd.append(f"{len(layers)} target layers")
+    if odd:
+        sizes = ", ".join(f"{key} {value}" for key, value in DFLASH2_SIZES.items())
+        message = f"Edge-LLM runs DFlash2 nets only with {sizes}, {DFLASH2_LAYERS} target layers and is_causal false"
+        yield Diagnostic(path, "sizes", f"{message}, not with {', '.join(odd)}", "use another net", source=DFLASH2)
+    block = block_size(net)
+    if block and context.draft_shape.max_depth != block - 1:
+        message = (
+            f"Edge-LLM drafts a DFlash2 net's whole block, {block - 1} tokens, not {context.draft_shape.max_depth}"
+        )
+        hint = f"set speculation.draft_len: {block - 1}"
+        yield Diagnostic("speculation.draft_len", "block-size", message, hint, source=CLI)
 
 
 def _check_formats(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:

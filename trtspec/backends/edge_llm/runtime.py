@@ -41,6 +41,12 @@ def load(root: Path, version: int, cache: Path) -> Any:
     return llm
 
 
+def always_drafts(root: Path, version: int) -> bool:
+    """Return whether Edge-LLM cannot run single requests of an artifact without drafts."""
+    document = json.loads((root / str(version) / "model.json").read_text(encoding="utf-8"))
+    return bool(document.get("always_drafts"))
+
+
 def link_engines(engines: str, arguments: dict[str, Any], cache: Path) -> Any:
     """Create the entry of Edge-LLM's cache for these arguments as a link to `engines`; return its BuildOptions."""
     from experimental.server.runtime.engine_build import BuildOptions, bundle_cache_path
@@ -71,6 +77,10 @@ class EdgeRequest:
     stop: tuple[str, ...]
     alone: bool
     guide: tuple[str, str] | None = None
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.sampling.temperature > 0.0 and self.sampling.top_k != 1
 
 
 @dataclass
@@ -121,11 +131,10 @@ def sampling_params(asked: EdgeRequest) -> Any:
     from experimental.server import SamplingParams
 
     sampling: dict[str, Any] = {"temperature": 0.0, "top_k": 1, "top_p": 1.0}
-    is_sampled = asked.sampling.temperature > 0.0 and asked.sampling.top_k != 1
-    if is_sampled:
+    if asked.is_sampled:
         sampling = {key: getattr(asked.sampling, key) for key in ("temperature", "top_k", "top_p", "seed")}
     sampling["guided_decoding"] = asked.guide
-    return SamplingParams(max_tokens=asked.max_tokens, disable_spec_decode=asked.alone or is_sampled, **sampling)
+    return SamplingParams(max_tokens=asked.max_tokens, disable_spec_decode=asked.alone or asked.is_sampled, **sampling)
 
 
 def guide_error(llm: Any, guide_type: str, guide: str) -> str:

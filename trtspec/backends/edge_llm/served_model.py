@@ -15,7 +15,14 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtspec.backends.edge_llm.runtime import EdgeRequest, EdgeResponse, guide_error, load, sampling_params
+from trtspec.backends.edge_llm.runtime import (
+    EdgeRequest,
+    EdgeResponse,
+    always_drafts,
+    guide_error,
+    load,
+    sampling_params,
+)
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import Constraint, EngineRequest, SamplingOptions, TokenLimits, check_request
 from trtspec.serving.triton.python_models import metrics as known
@@ -53,6 +60,7 @@ class TritonPythonModel:
         self.pool = ThreadPoolExecutor(int(settings.parameter("concurrency")), "edge_llm")
         self.cache = tempfile.TemporaryDirectory(prefix="edge_llm-")
         root = Path(args["model_repository"])
+        self.always_drafts = always_drafts(root, int(args["model_version"]))
         self.llm = load(root, int(args["model_version"]), Path(self.cache.name))
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
@@ -114,7 +122,12 @@ class TritonPythonModel:
         asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=stop, constraint=constraint)
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)
         guide = self.guide(constraint) if constraint else None
-        return EdgeRequest(text, asked.max_new_tokens, sampling, stop, alone=drafted == 0, guide=guide)
+        found = EdgeRequest(text, asked.max_new_tokens, sampling, stop, alone=drafted == 0, guide=guide)
+        if self.always_drafts and (found.alone or found.is_sampled):
+            what = "num_draft_tokens 0" if found.alone else "sampling"
+            message = f"{what} is not supported by {ENGINE} with this drafter, which it cannot disable for a request"
+            raise TrtspecError(message, hint="use temperature 0 or top_k 1, without num_draft_tokens")
+        return found
 
     def guide(self, constraint: Constraint) -> tuple[str, str]:
         """Return a grammar in Edge-LLM's terms; raise TrtspecError with Edge-LLM's reason if it is not supported."""

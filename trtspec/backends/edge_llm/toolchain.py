@@ -42,7 +42,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class EdgeRelease:
-    """A release of Edge-LLM; `methods` are its names by trtspec's, `models` and `mtp_models` are model_type values."""
+    """A release of Edge-LLM; `methods` are its names by trtspec's, and the three below are values of model_type."""
 
     version: str
     released: str
@@ -52,6 +52,7 @@ class EdgeRelease:
     methods: dict[str, str]
     models: tuple[str, ...]
     mtp_models: tuple[str, ...]
+    assistant_targets: tuple[str, ...]
     formats: tuple[str, ...]
 
     @property

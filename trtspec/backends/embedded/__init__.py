@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from trtspec.backends.base import AutoSelection, Backend, deferred
-from trtspec.backends.common.checks import DRAFT, check_extra, unused
+from trtspec.backends.common.checks import DRAFT, check_confidence_table, check_extra, unused
 from trtspec.backends.common.memory import plan_memory
 from trtspec.backends.context import PlanContext
 from trtspec.backends.serving import ServingHooks
@@ -47,6 +47,7 @@ def check(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield warnings for keys without effect and for lengths that change the output, and errors for the drafter."""
     engine, serving = context.recipe.engine, context.recipe.serving
     yield from check_extra(context, "the torch engine")
+    yield from check_confidence_table(context, "the torch engine")
     for key in sorted(engine.build.model_fields_set):
         message = f"{key} applies to trtllm-build, which the torch engine does not use"
         yield unused(f"engine.build.{key}", message)

@@ -118,7 +118,8 @@ def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -
     """Return the content of model.yaml; paths are hub ids, or directories relative to the served model's directory."""
     recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
     fraction = recipe.serving.kv_cache_fraction
-    kv_cache: dict[str, Any] = {"free_gpu_memory_fraction": fraction, "enable_block_reuse": True}
+    reuses_blocks = find_method(context.method_name).reuses_blocks
+    kv_cache: dict[str, Any] = {"free_gpu_memory_fraction": fraction, "enable_block_reuse": reuses_blocks}
     if target.quantization.kv_cache != "none":
         kv_cache["dtype"] = target.quantization.kv_cache
     max_input_len = resolve_max_input_len(engine)

@@ -19,8 +19,9 @@ from trtspec.backends.common.trtllm_versions import container_images, minor_vers
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.arguments import is_greedy_only, model_yaml
 from trtspec.backends.llmapi.installed import validate_installed
+from trtspec.backends.llmapi.methods import find_method
 from trtspec.backends.serving import ServingHooks, StandaloneServer, load_absolute, require_package
-from trtspec.core.errors import DeployError
+from trtspec.core.errors import DeployError, TrtspecError
 from trtspec.serving.triton.names import TARGET
 from trtspec.store.artifact import Manifest
 from trtspec.store.files import FileReader
@@ -29,6 +30,7 @@ MODELS = Path(__file__).with_name("models")
 MODEL_YAML = Path(TARGET, "1", "model.yaml")
 PACKAGE = "tensorrt_llm"
 FILE = "llm.yaml"
+MAX_TEXT_BYTES = 1 << 24
 # First minor version with --served_model_name, with underscores as in all options of trtllm-serve
 # (NVIDIA/TensorRT-LLM:tensorrt_llm/commands/serve.py). In earlier versions the name is the last part of the path.
 NAMES_MODELS = (1, 3)
@@ -91,12 +93,26 @@ def serving() -> ServingHooks:
     )
 
 
+def read_texts(context: PlanContext) -> dict[str, str]:
+    """Return the content of the method's files by name; raise TrtspecError if one cannot be read as a small text."""
+    found = {}
+    for name, path in find_method(context.method_name).files(context).items():
+        try:
+            data = path.read_bytes() if path.stat().st_size <= MAX_TEXT_BYTES else None
+            found[name] = data.decode() if data is not None else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise TrtspecError(f"cannot read {name}: {error}", where=str(path)) from None
+        if data is None:
+            raise TrtspecError(f"{name} has more than {MAX_TEXT_BYTES} bytes", where=str(path))
+    return found
+
+
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     engine, document = context.resolved.engine, model_yaml(context, *SERVED_PATHS)
     repository = token_models(
         MODELS,
         serving_settings(context),
-        {MODEL_YAML.name: yaml.safe_dump(document, sort_keys=False)},
+        {MODEL_YAML.name: yaml.safe_dump(document, sort_keys=False), **read_texts(context)},
         max_input_len=engine.max_input_len,
         max_seq_len=engine.max_seq_len,
         gpu_ids=context.resolved.serving.placement.target,

@@ -36,8 +36,9 @@ GATE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, acce
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     method = context.method_name
-    if method != "none" and method not in find_version_spec(context.version).api.methods:
-        having = [minor for minor, spec in version_specs().items() if method in spec.api.methods]
+    if method != "none" and not find_version_spec(context.version).api.has(method, context.version):
+        kinds = {minor: spec.api.methods.get(method) for minor, spec in version_specs().items()}
+        having = [kind.since or minor for minor, kind in kinds.items() if kind]
         message = f"the LLM API of TensorRT-LLM {context.version} does not support {method}"
         yield Diagnostic(METHOD, "method", message, f"supported by: {', '.join(having)}" if having else None)
         return

@@ -28,7 +28,7 @@ from trtspec.serving.triton.python_models.tensors import Settings
 
 STATS = "TRTSPEC_LLMAPI_STATS"  # "1" makes LLM report its queue, which makes its iterations slightly slower
 STATS_S = 0.1  # maximum wait for statistics
-DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
+PATH_KEYS = ("speculative_model", "speculative_model_dir", "confidence_cost_table_path", "confidence_calibration_path")
 # Fields of GuidedDecodingParams (NVIDIA/TensorRT-LLM:tensorrt_llm/sampling_params.py@000a01de) by guide type.
 GUIDE_FIELDS = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
 GUIDE_ERROR = "Guided decoding error"  # in the error of a request whose guide fails (NVIDIA/TensorRT-LLM pull 9078)
@@ -109,7 +109,7 @@ def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, An
         raise TrtspecError(f"triton_config is {config}, but config.pbtxt has {expected}", where=str(path))
     document["model"] = resolve_model_path(root, document["model"])
     speculation = document.get("speculative_config", {})
-    for key in DRAFT_KEYS:
+    for key in PATH_KEYS:
         if key in speculation:
             speculation[key] = resolve_model_path(root, speculation[key])
     return document

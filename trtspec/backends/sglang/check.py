@@ -35,8 +35,10 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         return
     yield from _check_options(context)
     if method != "none":
-        yield from methods()[method].check(context)
-        yield from _check_net(context, methods()[method])
+        own = list(methods()[method].check(context))
+        yield from own
+        if not any(each.path == DRAFT for each in own):  # a drafter that the method refuses needs no second reason
+            yield from _check_net(context, methods()[method])
         yield from _check_schedule(context, methods()[method])
         yield from _check_verify(context, methods()[method])
         yield from _check_grammars(context, methods()[method])
@@ -53,6 +55,7 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
     message = "SGLang serves exact acceptance only: trtspec keeps its accept thresholds at 1.0"
     yield from checks.check_acceptance(context, message, HOOK)
     yield from checks.check_full_drafts(context, "SGLang", HOOK)
+    yield from checks.check_confidence_table(context, "SGLang")
     yield from checks.check_any_match(context, "SGLang", f"{SRT}/speculative/ngram_worker.py@v0.5.23")
 
 
@@ -67,7 +70,9 @@ def _check_net(context: PlanContext, method: SglangMethod) -> Iterable[Diagnosti
         others = [name for name, its_nets in nets_by_method.items() if found in its_nets]
         message = f"the drafter's class is {found}, but SGLang {context.version} runs {method.name} with "
         message += " or ".join(nets)
-        hint = f"use method: {others[0]}" if others else "set its class in architectures of its config.json"
+        later = [each for each, release in releases().items() if found in release.nets.get(context.method_name, ())]
+        hint = f"supported by SGLang {later[0]} or later: see engine.version" if later else ""
+        hint = f"use method: {others[0]}" if others else hint or "set its class in architectures of its config.json"
         yield Diagnostic(DRAFT, "class", message, hint, source="sgl-project/sglang#21272")
     block = source.config.get("block_size") or (source.config.get("dflash_config") or {}).get("block_size")
     # DFLASH also counts the token before the draft tokens

@@ -2,8 +2,8 @@
 """The features of each SGLang release, and the methods that SGLang runs.
 
 The facts of releases are in versions.yaml. A method is described by `methods/NAME/sglang.py`. UNO has no such file: it
-drafts with a LoRA adapter. Neither has suffix decoding: NGRAM drafts a fixed number of tokens, independent of a match's
-length and counts.
+drafts with a LoRA adapter, a directory without config.json. Neither has suffix decoding: NGRAM drafts a fixed number of
+tokens, independent of a match's length and counts.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ BACKEND = Backend(
     summary="vLLM, behind Triton's vLLM backend",
     methods=lambda: methods_of_releases(each.methods for each in releases().values()),
     runs=frozenset({"none", "draft_target", "ngram", "eagle3", "suffix"}),
-    parses=frozenset({"medusa", "eagle", "pard", "p_eagle", "dflash", "dspark", "mtp"}),
+    parses=frozenset({"medusa", "eagle", "pard", "p_eagle", "dflash", "dspark", "mtp", "gemma4_mtp"}),
     memory=partial(plan_source_memory, fraction_of="all"),
     plan=deferred(f"{__name__}.artifact:plan_artifact"),
     converts=False,

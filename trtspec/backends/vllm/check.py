@@ -27,6 +27,7 @@ PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": 
 AS_NAMED = ("LiLiCorrDraftModel",)
 WHOLE_BLOCK = "Qwen3OmniDSparkModel"  # draft_len must equal its block size; only 0.33 was read
 DSPARK, QWEN3_DSPARK = "DSparkDraftModel", "names_qwen3_dspark"
+OTHER_TYPE = "no known release reads this type: use a checkpoint in the format of the class that vLLM has for it"
 CONVERTS = "use a backend that converts checkpoints"
 REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"
 SPECULATORS = "transformers_utils/configs/speculators/algos.py"
@@ -93,6 +94,7 @@ def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
     message = "vLLM accepts drafts exactly; typical acceptance is not supported"
     yield from checks.check_acceptance(context, message, source)
     yield from checks.check_full_drafts(context, "vLLM", source)
+    yield from checks.check_confidence_table(context, "vLLM")
     if draft_shape.max_tokens > draft_shape.max_depth:
         message = f"vLLM drafts a chain of {draft_shape.max_depth} tokens, not the tree's {draft_shape.max_tokens}"
         yield Diagnostic(OPTIONS, "tree", message, severity="warning", source=source)
@@ -125,7 +127,7 @@ def _check_drafter(context: PlanContext, release: VllmRelease) -> Iterable[Diagn
         yield from _check_class(net, method, release, context.draft_shape.max_depth)
     elif str(kind) not in release.speculators:
         message = f"vLLM {release.version} does not support drafters of the speculators type {kind}"
-        hint = having(lambda each: str(kind) in each.speculators)
+        hint = having(lambda each: str(kind) in each.speculators) or OTHER_TYPE
         yield Diagnostic(DRAFT, "net-class", message, hint, source=cite(release, SPECULATORS))
     yield from _check_positions(context, method, release)
     if method == "eagle3":

@@ -39,6 +39,7 @@ class VllmRelease:
         rules: values of rejection_sample_method.
         formats: quantizations on load.
         mtp_models, mtp_architectures: model types and architectures whose MTP layers can draft.
+        assistants: model types of Gemma 4 assistants.
         eagle3_models: substrings of a model type, one of which must occur in an EAGLE-3 target's; empty allows any
             type.
         eagle3_targets: architectures that provide hidden states to EAGLE-3.
@@ -57,6 +58,7 @@ class VllmRelease:
     formats: frozenset[str]
     mtp_models: frozenset[str]
     mtp_architectures: frozenset[str]
+    assistants: frozenset[str]
     eagle3_models: frozenset[str]
     eagle3_targets: frozenset[str]
     pipeline_targets: frozenset[str]

@@ -59,7 +59,6 @@ _USUAL = {
 MARKOV, CONFIDENCE = "markov_head.", "confidence_head.proj."
 # ModelOpt stores the tensors of both heads at the top level.
 _TOP_LEVEL = re.compile(r"^(?:(?P<markov>markov_w[12]|gate_proj|joint_proj)\.|confidence_proj\.)")
-_DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 _NUMBERS = ("block_size", "drafts", "mask_token", "draft_vocab_size", "markov_rank", "confidence_width")
 
 T = TypeVar("T")
@@ -98,6 +97,34 @@ class BlockNet:
         return self.drafts == self.block_size
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A kind of net that computes more than DFlash, although most of its tensors and keys are DFlash's.
+
+    `net` is its name in a sentence, `more` is what it computes in addition, `keys` match keys of its config.json, and
+    `engines` are those that run it.
+    """
+
+    name: str
+    net: str
+    more: str
+    keys: re.Pattern[str]
+    engines: str
+
+
+# vllm-project/speculators: src/speculators/models/{dflash2,xpress}/config.py@v0.9.0, and the vLLM class of XPress
+VARIANTS = (
+    Variant(
+        "DFlash2",
+        "a DFlash2 net",
+        "convolutions and selector",
+        re.compile(r"conv_kernel_size|conv_group_size|selector_rank|selector_top_k"),
+        "vLLM from 0.28, SGLang from 0.5.19 and Edge-LLM 0.11",
+    ),
+    Variant("XPress", "an XPress net", "refiner", re.compile(r"xpress_\w+|num_jacobi_passes"), "vLLM from 0.33"),
+)
+
+
 class Keys:
     """Reader for the config.json of a block net in any file format."""
 
@@ -114,6 +141,11 @@ class Keys:
         if self.speculators:
             return "speculators"
         return "ModelOpt" if "projector_type" in self.inner.values else "z-lab or DeepSpec"
+
+    def matching(self, pattern: re.Pattern[str]) -> list[str]:
+        """Return the keys with a value that match a pattern, in the file's order."""
+        pairs = [pair for section in (self.inner, self.reader) for pair in section.values.items()]
+        return list(dict.fromkeys(key for key, value in pairs if value is not None and pattern.fullmatch(key)))
 
     def has(self, key: str) -> bool:
         return any(section.values.get(key) is not None for section in (self.inner, self.reader))
@@ -145,21 +177,35 @@ def detect_kind(source: Source) -> str:
     """Return "dflash" or "dspark" for a block net, "" for any other checkpoint."""
     keys = Keys(source)
     if keys.speculators:
-        is_net = keys.speculators in ("dflash", "dflash2", "dspark")
+        is_net = keys.speculators in ("dflash", "dspark", *(each.name.lower() for each in VARIANTS))
     else:
         is_net = keys.has("block_size") and keys.has("target_layer_ids")
     return ("dspark" if keys.sequential() else "dflash") if is_net else ""
 
 
-def is_dflash2(source: Source) -> bool:
-    """Return whether a net is DFlash2: DFlash with local convolutions and a candidate selector.
+def find_variant(source: Source) -> Variant | None:
+    """Return the variant of DFlash that a net is, or None for DFlash itself.
 
-    The format is described in vllm-project/speculators:src/speculators/models/dflash2/config.py@961aeaa. Its class can
-    be specific to a model (MiniMaxDFlash2DraftModel), so that "DFlash2" in the name or DFlash2's keys suffice.
+    A class can be specific to a model (MiniMaxDFlash2DraftModel), so that the variant in its name or the keys suffice.
     """
-    keys, names = Keys(source), source.config.get("architectures")
-    named = any("DFlash2" in str(name) for name in names) if isinstance(names, list) else False
-    return keys.speculators == "dflash2" or named or any(keys.has(key) for key in _DFLASH2_KEYS)
+    keys = Keys(source)
+    return next((each for each in VARIANTS if _is_named(source, keys, each) or keys.matching(each.keys)), None)
+
+
+def _is_named(source: Source, keys: Keys, variant: Variant) -> bool:
+    names = source.config.get("architectures")
+    classes = names if isinstance(names, list) else []
+    return keys.speculators == variant.name.lower() or any(variant.name in str(name) for name in classes)
+
+
+def check_class(source: Source) -> Iterator[Diagnostic]:
+    """Yield an error for a net of a variant whose class is another one, which would load a part of the net."""
+    found = find_variant(source)
+    if found and not _is_named(source, Keys(source), found):
+        marks = ", ".join(Keys(source).matching(found.keys))
+        message = f"the drafter is {found.net} ({marks}), but its class is not"
+        hint = f"set the class that its authors publish in architectures of its config.json; {found.engines} run it"
+        yield Diagnostic("speculation.draft.model", "variant", message, hint)
 
 
 def block_size(source: Source) -> int | None:
@@ -178,9 +224,9 @@ def special_keys(source: Source) -> list[str]:
     ]
     windowed = any("sliding_attention" in (each.values.get("layer_types") or []) for each in sections)
     found += ["layer_types"] if windowed else []
-    if is_dflash2(source):
-        marks = [key for key in _DFLASH2_KEYS if keys.has(key)]
-        found += marks or ["speculators_model_type" if keys.speculators == "dflash2" else "architectures"]
+    if variant := find_variant(source):
+        named = "speculators_model_type" if keys.speculators == variant.name.lower() else "architectures"
+        found += keys.matching(variant.keys) or [named]
     return found
 
 
@@ -305,7 +351,7 @@ def _rule(kind: str, name: str, source: str, shape: tuple[int, ...]) -> Rule:
 SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left to engines that read the source")]
 
 
-def block_net_method(kind: str, summary: str, why: str) -> Method:
+def block_net_method(kind: str, summary: str, why: str, options: type[Options] = Options) -> Method:
     """Return the `Method` for block nets of a kind, "dflash" or "dspark".
 
     `why` completes the sentence "DRAFT is ..." in the method's suggestions.
@@ -329,6 +375,7 @@ def block_net_method(kind: str, summary: str, why: str) -> Method:
         draft_passes="one",
         draft_lens=range(1, 33),
         default_draft_len=7,
+        options=options,
         read_head=read_head,
         suggest=suggest,
         vocabulary_names=vocabulary_names,

@@ -14,7 +14,7 @@ from trtspec.checkpoints.source_model import SourceModel, parallel_mapping, with
 from trtspec.checkpoints.tokenizer import TokenizerMismatch
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import did_you_mean
-from trtspec.methods.base import Method, Options
+from trtspec.methods.base import Method, Options, methods
 from trtspec.methods.draft_head import LAYERS, SourceHead, read_head
 from trtspec.planning.check.inputs import DRAFT, CheckedModel, Findings, Selection, find_source, read_checkpoint
 from trtspec.planning.check.models import check_format, check_rows
@@ -33,7 +33,8 @@ def check_method(findings: Findings, chosen: Selection, method: Method, target: 
         hint = "set speculation.draft; trtspec train creates the drafts listed in docs/train.md"
         findings.error("speculation", "no-draft", f"{name} requires {what} as draft", hint)
     if method.drafts_with == "nothing" and speculation.draft is not None:
-        findings.error("speculation.draft", "unused-draft", f"{name} does not use a draft", "remove draft")
+        hint = _unused_draft_hint(findings, speculation.draft)
+        findings.error("speculation.draft", "unused-draft", f"{name} does not use a draft", hint)
     if speculation.draft_len is not None and speculation.draft_len not in method.draft_lens:
         span = "does not use draft_len; its options determine the length"
         if lens := method.draft_lens:
@@ -51,6 +52,14 @@ def check_method(findings: Findings, chosen: Selection, method: Method, target: 
     if options and chosen.backend:
         findings.add(check_features(speculation, method, options, chosen.backend))
     return options
+
+
+def _unused_draft_hint(findings: Findings, asked: ModelSource) -> str:
+    """Return the remedy for a draft that the recipe's method does not use, with the method of a draft head."""
+    source = find_source(Findings(findings.loaded), DRAFT, asked)  # a checkpoint that cannot be read is no finding here
+    heads = {name: each.suggest for name, each in methods().items() if each.drafts_with == "head" and each.suggest}
+    found = [(suggested.rank, name) for name, ask in heads.items() if source and (suggested := ask(source))]
+    return f"use method: {min(found)[1]}, or remove draft" if found else "remove draft"
 
 
 def _read_options(findings: Findings, chosen: Selection, method: Method) -> Options | None:

@@ -108,6 +108,7 @@ class DecodingType:
         beside: the field that moves the drafter outside the target's class if set to false; "" without one.
         lengths: supported fields that make the draft length depend on the batch.
         models: model types with MTP layers, if the type drafts with those.
+        since: the first candidate known to have the type, if earlier ones of the minor version lack it.
     """
 
     name: str
@@ -118,6 +119,7 @@ class DecodingType:
     beside: str = ""
     lengths: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    since: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,11 +147,15 @@ class ApiSpec:
     since: Mapping[str, str] = field(default_factory=dict)
     until: Mapping[str, str] = field(default_factory=dict)
 
+    def has(self, method: str, version: str) -> bool:
+        """Return whether a version of this minor version supports a method."""
+        return method in self.methods and not _is_before(version, self.methods[method].since)
+
     def fields(self, method: str, version: str) -> tuple[str, ...]:
         """Return the fields of a method that exist in a version."""
-        key = version_key(version)
-        later = {name for name, first in self.since.items() if key and key < (version_key(first) or key)}
-        gone = {name for name, first in self.until.items() if key and key >= (version_key(first) or key)}
+        later = {name for name, first in self.since.items() if _is_before(version, first)}
+        known = version_key(version) is not None
+        gone = {name for name, first in self.until.items() if known and not _is_before(version, first)}
         return tuple(name for name in self.methods[method].fields if name not in later | gone)
 
     def takes(self, method: str, architecture: str) -> bool:
@@ -164,6 +170,12 @@ class ApiSpec:
         kind = self.methods.get(method)
         known = (*self.plain, *self.drafting)
         return bool(kind and kind.inside and self.drafting and architecture and architecture not in known)
+
+
+def _is_before(version: str, first: str) -> bool:
+    """Return whether a version precedes another; false if one of them is malformed or ""."""
+    key, limit = version_key(version), version_key(first)
+    return key is not None and limit is not None and key < limit
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 """Classes of two generations: up to 1.2 (dispatch by `from_dict`, assertions), then pydantic's union by decoding_type.
 
 Accepted and rejected values follow NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py @v1.0.0, @v1.2.1 and
-@0004396.
+@0004396; those of DSpark's confidence scheduling follow the reference of 1.4.0rc4.
 """
 
 from __future__ import annotations
@@ -188,6 +188,12 @@ else:
     class DSparkDecodingConfig(DFlashDecodingConfig):
         decoding_type: Literal["DSpark"] = "DSpark"
         block_size: PositiveInt | None = None
+        if VERSION not in ("1.4.0rc1", "1.4.0rc2", "1.4.0rc3") and MINOR > 3:
+            enable_confidence_scheduling: bool = False
+            confidence_cost_table_path: str | None = None
+            confidence_calibration_path: str | None = None
+            confidence_min_predicted_gain: Share = 0.04
+            enable_fused_confidence_scheduler: bool = True
 
     class SADecodingConfig(DecodingBaseConfig):
         decoding_type: Literal["SA"] = "SA"
