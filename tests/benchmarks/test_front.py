@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of the front end: what the null engine emits, what streams count, and a short run on real servers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.front.__main__ import run
+from benchmarks.front.clients import EventStream, Load, Received, read_events
+from benchmarks.front.null_engine import MAX_STEPS, NullEngine, Steps
+from trtspec.core.paths import recipes_dir
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Steps:
+    (tmp_path / "clock").write_bytes(bytes(8 * MAX_STEPS * 2))
+    return Steps(3, 0.0, str(tmp_path / "clock"), (5, 6, 7, 8))
+
+
+def test_text_is_repeated_and_the_last_step_is_shorter(steps: Steps) -> None:
+    assert list(steps.parts(7)) == [(5, 6, 7), (8, 5, 6), (7,)]
+    assert Steps.parse(json.dumps({**vars(steps)})) == steps
+
+
+def test_requests_get_their_steps_together_with_increasing_times(steps: Steps) -> None:
+    order: list[int] = []
+
+    async def read(engine: NullEngine, seed: int) -> list[int]:
+        found: list[int] = []
+        async for ids in engine.generate(seed, 9):
+            order.append(seed)
+            found += ids
+        return found
+
+    async def main() -> list[list[int]]:
+        engine = NullEngine(steps)
+        return await asyncio.wait_for(asyncio.gather(read(engine, 0), read(engine, 1)), WAIT_S)
+
+    assert asyncio.run(main()) == [[5, 6, 7, 8, 5, 6, 7, 8, 5]] * 2
+    assert order == [0, 1] * 3
+    times = steps.times()[:, :3]
+    assert np.all(np.diff(times) > 0)
+
+
+class Server(asyncio.Protocol):
+    """Answers each request with three events in parts that split an event, then the end of the response."""
+
+    status = "200 OK"
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        event = b'data: {"choices": []}\n\n'
+        self.transport.write(f"HTTP/1.1 {self.status}\r\n\r\n".encode() + event + event[:3])
+        asyncio.get_running_loop().call_later(0.01, self.transport.write, event[3:] + event + b"0\r\n\r\n")
+
+
+def load_of(steps: int, times: Any, seconds: float = 0.1) -> Load:
+    return Load(streams=2, steps=steps, tokens=6, warmup_s=0.0, seconds=seconds, times=times)
+
+
+def receive(load: Load) -> Received:
+    async def main() -> Received:
+        server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server:
+            return await read_events(port, "/", lambda seed: {"seed": seed}, load)
+
+    return asyncio.run(asyncio.wait_for(main(), WAIT_S))
+
+
+def test_events_are_counted_and_have_latencies() -> None:
+    received = receive(load_of(3, np.zeros((2, 3))))
+    assert received.errors == []
+    assert received.merged == 0
+    assert received.events % 3 == 0
+    assert len(received.first_s) >= 2
+    assert len(received.other_s) == 2 * len(received.first_s)
+
+
+def test_texts_with_another_number_of_events_have_no_latency() -> None:
+    received = receive(load_of(4, np.zeros((2, 4))))
+    assert received.merged >= 2
+    assert received.first_s == []
+    assert received.events >= 6
+
+
+def test_error_response_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "status", "503 Service Unavailable")
+    received = receive(load_of(3, np.zeros((2, 3))))
+    assert [error.split("\r\n")[0] for error in received.errors] == ["HTTP/1.1 503 Service Unavailable"] * 2
+
+
+def test_stream_that_ends_within_a_text_is_an_error() -> None:
+    async def main() -> Received:
+        load = load_of(3, np.zeros((2, 3)))
+        received = Received.of(load)
+        stream = EventStream(b"", load, 0, received)
+        stream.data_received(b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": []}\n\n')
+        stream.connection_lost(None)
+        return received
+
+    assert "ended within a text" in asyncio.run(main()).errors[0]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from trtspec.cli.app import main
+
+    root = tmp_path_factory.mktemp("front")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
+        with pytest.raises(SystemExit) as ended:
+            main(["build", str(recipes_dir() / "quickstart.yaml"), "--out", str(root / "artifact"), "--json"])
+    assert ended.value.code == 0
+    return root / "artifact"
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_all_stages_deliver_the_text(artifact: Path) -> None:
+    asked = argparse.Namespace(
+        streams=4, tokens_per_step=2, seconds=1.0, rate=400.0, tokens=40, artifact=artifact,
+        stages="grpc,generate_stream,gateway,uvicorn",
+    )  # fmt: skip
+    document = run(asked)
+    for stage in asked.stages.split(","):
+        assert 100 < document["tokens_per_s"][stage] < 600
+        assert document["stages"][stage]["other_ms"]["p50"] < 1000
+    assert document["tokens_per_s"]["vllm"] is None
