@@ -114,8 +114,7 @@ def _known_tensorrt_llm() -> dict[str, Facts]:
     versions = {release.version for spec in version_specs().values() for release in spec.releases}
     found: dict[str, Facts] = {}
     for version in versions | published_releases().keys():
-        api = find_version_spec(version).api
-        kinds = {kind.name: api.fields(name, version) for name, kind in api.methods.items()}
+        kinds = find_version_spec(version).api.fields_by_type(version)
         fields = {f"{kind}.{field}" for kind, names in kinds.items() for field in names}
         found[version] = {"decoding_types": {*kinds}, "fields": fields}
     return found
@@ -123,7 +122,7 @@ def _known_tensorrt_llm() -> dict[str, Facts]:
 
 # Edge-LLM's methods that trtspec does not have, and decoders that are only parts of multimodal checkpoints.
 EDGE_LLM_REVIEWED = frozenset({
-    "gemma4_mtp", "jetspec", "gemma4_assistant", "gemma4_text", "gemma4_unified_assistant", "gemma4_unified_text",
+    "jetspec", "gemma4_assistant", "gemma4_text", "gemma4_unified_assistant", "gemma4_unified_text",
     "muse_glimmer_assistant", "muse_glimmer_text", "qwen3_asr_thinker", "qwen3_omni_moe_text", "qwen3_omni_next_text",
     "qwen3_omni_next_text_moe", "qwen3_omni_text",
 })  # fmt: skip

@@ -49,20 +49,24 @@ def catalogue_contexts(root: Path, backend: str, version: str, gpu: str) -> dict
     return {name: result.context for name, result in checked.items() if result.context and not result.errors}
 
 
+def minor_version(version: str) -> str:
+    """Return "1.3" for "1.3.0rc27"."""
+    return ".".join(version.split(".")[:2])
+
+
 def contexts_of_releases(
     root: Path, backend: str, versions: Iterable[str], gpu: str
 ) -> dict[str, dict[str, PlanContext]]:
     """Return `catalogue_contexts` by release; releases of a minor version differ only in the backend's own checks."""
     check = find_backend(backend).check
     found: dict[str, dict[str, PlanContext]] = {}
-    checked: dict[str, dict[str, PlanContext]] = {}
+    versions = [*versions]
+    newest = {minor_version(version): version for version in versions}  # which supports most
+    checked = {minor: catalogue_contexts(root, backend, version, gpu) for minor, version in newest.items()}
     for version in versions:
-        minor = ".".join(version.split(".")[:2])
-        if minor not in checked:
-            checked[minor] = catalogue_contexts(root, backend, version, gpu)
         contexts = {
             name: replace(context, choice=replace(context.choice, version=version))
-            for name, context in checked[minor].items()
+            for name, context in checked[minor_version(version)].items()
         }
         found[version] = {
             name: context

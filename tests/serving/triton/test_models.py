@@ -72,6 +72,9 @@ class FakeEngine:
     def set_draft_failure_callbacks(self, on_fallback, on_open) -> None:
         self.draft_failures = on_fallback, on_open
 
+    def set_step_callback(self, on_step) -> None:
+        self.on_step = on_step
+
     def close(self) -> None:
         self.closed = True
 

@@ -94,6 +94,7 @@ def test_recipe_values_are_emitted_in_their_config_fields(tmp_path: Path) -> Non
         "draft_model_path": "../../checkpoints/draft",
         "tokenizer_dir": "../../tokenizer",
         "engine_settings": ENGINE.as_json(),
+        "token_channels": "true",
     }
 
 

@@ -24,16 +24,20 @@ _prepared: list[tuple[jinja2.Template, jinja2.Template, dict[str, str]]] = []
 
 
 def prepare(argument: dict[str, Any], data: bytes) -> None:
-    """Compile {"source", "source_for_tools", "tokens": special tokens} for calls of `render` in this process."""
+    """Compile {"source", "source_for_tools", "tokens": special tokens} for calls of `render` in this process.
+
+    Without `source_for_tools`, requests with tools have the same template.
+    """
     template = _compiled(argument["source"])
-    is_same = argument["source_for_tools"] == argument["source"]
-    _prepared[:] = [(template, template if is_same else _compiled(argument["source_for_tools"]), argument["tokens"])]
+    other = argument.get("source_for_tools", argument["source"])
+    with_tools = template if other == argument["source"] else _compiled(other)
+    _prepared[:] = [(template, with_tools, argument["tokens"])]
 
 
 def render(argument: dict[str, Any], data: bytes) -> dict[str, str]:
-    """Render {"messages", "tools", "max_bytes"}; return {"text": prompt}, or {"error": reason, "code": error code}."""
+    """Render {"messages", "max_bytes"} and optional "tools"; return {"text": prompt}, or {"error": reason, "code": error code}."""
     without_tools, with_tools, tokens = _prepared[0]
-    tools = argument["tools"]
+    tools = argument.get("tools")
     template = with_tools if tools else without_tools
     size, pieces = 0, []
     try:
