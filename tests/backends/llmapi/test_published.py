@@ -26,7 +26,7 @@ CANDIDATES = [
     *("1.3.0rc27", "1.3.0rc28", "1.3.0rc29", "1.4.0rc0", "1.4.0rc1", "1.4.0rc4"),
 ]
 VERSIONS = list(dict.fromkeys([*(each for each in BACKEND.versions() if "rc" not in each), *CANDIDATES]))
-# Recipes of the catalogue that a version and later ones can run; the others use methods or target classes that it lacks.
+# Recipes of the catalogue that a version and later ones can run; it lacks the methods or target classes of the others.
 RECIPES = {"1.0": 21, "1.3.0rc22": 36, "1.3.0rc27": 37}
 
 
