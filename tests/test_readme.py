@@ -246,3 +246,7 @@ def test_catalogue_page_lists_exactly_the_recipes() -> None:
     catalogue = (ROOT / "recipes" / "README.md").read_text()
     listed = set(re.findall(r"^\| \[([a-z0-9.-]+\.yaml)\]", catalogue, re.MULTILINE))
     assert listed == {path.name for path in (ROOT / "recipes").glob("*.yaml")}
+
+
+def test_readme_has_at_most_120_lines() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
