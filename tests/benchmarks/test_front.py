@@ -83,8 +83,7 @@ def test_events_are_counted_and_have_latencies() -> None:
     received = receive(load_of(3, np.zeros((2, 3))))
     assert received.errors == []
     assert received.merged == 0
-    assert received.events % 3 == 0
-    assert len(received.first_s) >= 2
+    assert received.events >= 3 * len(received.first_s) >= 6  # texts that end after the round have no latency
     assert len(received.other_s) == 2 * len(received.first_s)
 
 
