@@ -17,7 +17,7 @@ from tests.store.registries.double import Fault, Registry, running_registry
 from trtspec.core.errors import TrtspecError
 from trtspec.store.registries import credentials
 from trtspec.store.registries.credentials import Credentials, find_credentials
-from trtspec.store.registries.http_client import RegistryError, origin_of, require_safe, retry_after_s, shown
+from trtspec.store.registries.http_client import RegistryError, require_safe, retry_after_s, shown, url_origin
 from trtspec.store.registries.pull import pull_artifact
 from trtspec.store.registries.push import push_artifact
 
@@ -209,8 +209,8 @@ def test_secrets_are_not_in_representations() -> None:
 
 def test_addresses_are_shown_without_users_and_queries() -> None:
     assert shown("https://user:secret@host.example:8443/v2/x?sig=secret#f") == "https://host.example:8443/v2/x"
-    assert origin_of("https://HOST.example:443/x") == "https://host.example"
-    assert origin_of("http://[::1]:5000/x") == "http://[::1]:5000"
+    assert url_origin("https://HOST.example:443/x") == "https://host.example"
+    assert url_origin("http://[::1]:5000/x") == "http://[::1]:5000"
 
 
 def test_retry_after_is_a_number_or_a_date() -> None:

@@ -35,7 +35,7 @@ def prepare(argument: dict[str, Any], data: bytes) -> None:
 
 
 def render(argument: dict[str, Any], data: bytes) -> dict[str, str]:
-    """Render {"messages", "max_bytes"} and optional "tools" to {"text": prompt}, or {"error": reason, "code": error code}."""
+    """Render {"messages", "max_bytes"} and optional "tools"; return {"text": prompt} or {"error": reason, "code"}."""
     without_tools, with_tools, tokens = _prepared[0]
     tools = argument.get("tools")
     template = with_tools if tools else without_tools

@@ -85,7 +85,7 @@ MAX_BLOBS = 20_000
 MAX_PLACES = 4
 
 
-class KnownBlobs:
+class BlobIndex:
     """Cache in the user's directory: the SHA-256 of contents, and the repositories where they were seen.
 
     Contents are identified by the BLAKE3 digest of core/hashing. Only verified contents are recorded. A repository is a

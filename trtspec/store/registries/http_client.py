@@ -261,7 +261,7 @@ class RegistryClient:
         """Provide the response to a request after authorization and redirects; the block must read it."""
         url, redirects, authorized = urljoin(self.origin, target), 0, 0
         while True:
-            is_own = origin_of(url) == self.origin
+            is_own = url_origin(url) == self.origin
             sent = self._authorization.header(scope) if is_own else ""
             response = self._send(method, url, headers | ({"Authorization": sent} if sent else {}), body, nbytes)
             if response.status == UNAUTHORIZED and is_own:
@@ -315,7 +315,7 @@ class RegistryClient:
         for is_last in (False, True):
             if self.stopped.is_set():
                 raise TransferStopped
-            connection, is_reused = self._connection(origin_of(url))
+            connection, is_reused = self._connection(url_origin(url))
             try:
                 return self._request(connection, method, target, body, complete)
             except ssl.SSLCertVerificationError as error:
@@ -418,7 +418,7 @@ def _proxy_headers(username: str | None, password: str | None) -> dict[str, str]
     return {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
 
-def origin_of(url: str) -> str:
+def url_origin(url: str) -> str:
     """Return scheme, host and port of a URL; the default port is omitted."""
     parts = urlsplit(url)
     default = {"http": 80, "https": 443}.get(parts.scheme)
@@ -446,7 +446,7 @@ def require_safe(url: str, registry: str) -> None:
 def shown(url: str) -> str:
     """Return a URL for messages: without user, query and fragment."""
     parts = urlsplit(url)
-    return escape_unprintable(f"{origin_of(url)}{parts.path}")[:300]
+    return escape_unprintable(f"{url_origin(url)}{parts.path}")[:300]
 
 
 def describe(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 from trtspec.core.errors import TrtspecError
-from trtspec.store.registries.blobs import KnownBlobs
+from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import TITLE, parse_image_manifest, read_package
 from trtspec.store.registries.repository import Opening, Repository, open_location
@@ -47,7 +47,7 @@ def list_artifacts(
     `on_progress` gets (what, tags done, tags total). Raises TrtspecError if the location cannot be read.
     """
     stopped = Event()
-    repository = open_location(address, Opening(False, patience or Patience(), stopped, KnownBlobs()))
+    repository = open_location(address, Opening(False, patience or Patience(), stopped, BlobIndex()))
     try:
         tags = repository.tags()[:MAX_SHOWN]
         on_progress("list", 0, len(tags))

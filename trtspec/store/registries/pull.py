@@ -37,7 +37,7 @@ from trtspec.store.artifact import (
 from trtspec.store.artifact_cache import remember_published
 from trtspec.store.file_records import FileRecord
 from trtspec.store.plan import format_bytes
-from trtspec.store.registries.blobs import KnownBlobs
+from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.http_client import Broken, Patience
 from trtspec.store.registries.modelpack import Descriptor, Package, check_digest, parse_image_manifest, read_package
 from trtspec.store.registries.repository import Opening, Repository, is_location, open_location
@@ -104,7 +104,7 @@ def pull_artifact(
     total). Raises DigestMismatch if the location has other bytes than its documents promise, and TrtspecError if it
     cannot be read or does not contain an artifact. After an error the directory is unchanged.
     """
-    stopped, known = Event(), KnownBlobs()
+    stopped, known = Event(), BlobIndex()
     repository = open_location(address, Opening(False, patience or Patience(), stopped, known))
     try:
         document = repository.manifest()
@@ -225,7 +225,7 @@ class _Pull:
         """Return verified files of this machine by BLAKE3 digest, and the store entries that they are part of."""
         found = {each.digest: path for each in records if (path := self._staged(each))}
         with suppress(TrtspecError):
-            found |= _files_of(load_artifact(self._out), [each for each in records if each.digest not in found])
+            found |= _list_files(load_artifact(self._out), [each for each in records if each.digest not in found])
         rest = {each.digest for each in records if each.digest not in found and each.size}
         if not rest or not store_dir().is_dir():
             return found, {}
@@ -330,7 +330,7 @@ class Download:
         return DigestMismatch(message, where=self._repository.label, hint="push the artifact again")
 
 
-def _files_of(artifact: Artifact, records: list[FileRecord]) -> Mapping[str, Path]:
+def _list_files(artifact: Artifact, records: list[FileRecord]) -> Mapping[str, Path]:
     """Return the files of an artifact that have the contents of records, verified, by digest."""
     own = {record.digest: record for record in artifact.manifest.files}
     return {

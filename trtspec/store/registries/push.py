@@ -20,7 +20,7 @@ from trtspec.core.hashing import SequentialDigest, digest_and_sha256
 from trtspec.store.artifact import MAX_BYTES, Artifact, load_artifact
 from trtspec.store.artifact_paths import MANIFEST
 from trtspec.store.file_records import FileRecord
-from trtspec.store.registries.blobs import BlobSource, KnownBlobs
+from trtspec.store.registries.blobs import BlobIndex, BlobSource
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import (
     TITLE,
@@ -77,7 +77,7 @@ def push_artifact(
     total). Raises DigestMismatch if a file differs from the manifest, and TrtspecError if the location does not accept
     the artifact. After an error nothing is visible at the address that was not visible before.
     """
-    artifact, stopped, known = load_artifact(root, expected), Event(), KnownBlobs()
+    artifact, stopped, known = load_artifact(root, expected), Event(), BlobIndex()
     repository = open_location(address, Opening(True, patience or Patience(), stopped, known))
     try:
         return _Push(artifact, address, repository, known, stopped, on_progress).run()
@@ -94,7 +94,7 @@ class _Push:
         artifact: Artifact,
         address: str,
         repository: Repository,
-        known: KnownBlobs,
+        known: BlobIndex,
         stopped: Event,
         on_progress: OnProgress,
     ) -> None:
@@ -108,7 +108,7 @@ class _Push:
     def run(self) -> PushResult:
         records = self._artifact.manifest.files
         distinct = {record.digest: record for record in records}  # equal files are one blob
-        sizes = present_sizes(self._repository) if any(map(self._is_unknown, distinct.values())) else set()
+        sizes = present_sizes(self._repository) if any(map(self._needs_upload, distinct.values())) else set()
         largest_first = sorted(distinct.values(), key=lambda record: -record.size)
         found = transfer_all(lambda record: self._bring(record, sizes), largest_first, self._stopped, self._repository)
         sha256 = {record.digest: each for record, each in zip(largest_first, found, strict=True)}
@@ -136,7 +136,7 @@ class _Push:
             sent_bytes=self._sent,
         )
 
-    def _is_unknown(self, record: FileRecord) -> bool:
+    def _needs_upload(self, record: FileRecord) -> bool:
         return record.size > SMALL_BYTES and self._known.sha256(record.digest) is None
 
     def _bring(self, record: FileRecord, sizes: set[int]) -> str:

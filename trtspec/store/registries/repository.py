@@ -15,7 +15,7 @@ from typing import Protocol
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import find_extension
-from trtspec.store.registries.blobs import BlobSource, KnownBlobs
+from trtspec.store.registries.blobs import BlobIndex, BlobSource
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import Descriptor
 
@@ -30,7 +30,7 @@ class Repository(Protocol):
     """
 
     label: str  # for messages
-    place: str  # identifies the repository for KnownBlobs; "" if its blobs cannot be mounted elsewhere
+    place: str  # identifies the repository for BlobIndex; "" if its blobs cannot be mounted elsewhere
     reference: str  # the tag or digest of the address; "" if it has none
 
     def manifest(self, reference: str = "") -> bytes:
@@ -74,7 +74,7 @@ class Opening:
     for_writing: bool
     patience: Patience
     stopped: threading.Event
-    known: KnownBlobs
+    known: BlobIndex
 
 
 def is_location(text: str) -> bool:

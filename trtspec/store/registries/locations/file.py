@@ -100,7 +100,7 @@ class _Layout:
     def manifest(self, reference: str = "") -> bytes:
         reference = reference or self.reference
         for entry in self._entries():
-            if reference in (_tag_of(entry), entry.get("digest")):
+            if reference in (_read_tag(entry), entry.get("digest")):
                 digest = str(entry.get("digest"))
                 if not re.fullmatch("sha256:[0-9a-f]{64}", digest) or entry.get("mediaType") != IMAGE_MANIFEST:
                     raise TrtspecError(f"{reference} is not an image manifest", where=str(self.path))
@@ -114,7 +114,7 @@ class _Layout:
         )
 
     def tags(self) -> list[str]:
-        return sorted({tag for entry in self._entries() if (tag := _tag_of(entry)) and re.fullmatch(_TAG, tag)})
+        return sorted({tag for entry in self._entries() if (tag := _read_tag(entry)) and re.fullmatch(_TAG, tag)})
 
     def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
         return False
@@ -137,7 +137,7 @@ class _Layout:
             "size": len(manifest),
             "annotations": {REF_NAME: self.reference},
         }
-        others = [each for each in before if _tag_of(each) != self.reference]
+        others = [each for each in before if _read_tag(each) != self.reference]
         return dump({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*others, entry]})
 
 
@@ -332,7 +332,7 @@ def _acquired(path: Path) -> Any:
     return lock
 
 
-def _tag_of(entry: dict[str, Any]) -> str:
+def _read_tag(entry: dict[str, Any]) -> str:
     annotations = entry.get("annotations")
     return str(annotations.get(REF_NAME, "")) if isinstance(annotations, dict) else ""
 
