@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference, generated from the code: each page is a function that returns Markdown."""
+"""The reference, generated from the code: each page is a function that returns Markdown.
+
+docs/support.md is also in the repository: `python -m docs.site.reference` writes it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from docs.site.markdown import anchor, code, escape, table
@@ -37,6 +41,7 @@ from trtspec.serving.gateway import metrics as gateway_metrics
 from trtspec.serving.triton.config import ENUMS, load_config
 from trtspec.serving.triton.python_models.metrics import FAMILIES
 
+SUPPORT = Path(__file__).parents[1] / "support.md"
 KEYS = ("key", "type", "default", "description")
 
 
@@ -221,7 +226,8 @@ def _tensor(tensor: Any) -> tuple[str, str, str]:
 def support_page() -> str:
     """Return which methods, models and GPUs run on which engines."""
     page = (
-        "# Support matrix\n\nThis page is generated from the methods, engines and families that are installed.\n\n"
+        "# Support matrix\n\nThis page is generated from trtspec's methods, engines and families, by "
+        "`python -m docs.site.reference`.\n\n"
         "## Methods by engine\n\n" + support_table() + "\n"
     )
     page += "".join(f"* *{word}*: {meaning}\n" for word, meaning in LEGEND.items())
@@ -273,5 +279,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes_page,
     "metrics": metrics_page,
     "tensors": tensors_page,
-    "support": support_page,
 }
+
+
+if __name__ == "__main__":
+    SUPPORT.write_text(support_page(), encoding="utf-8")

@@ -18,8 +18,6 @@ import yaml
 from docs.site.links import broken_links
 from docs.site.pages import DOCS, ROOT, Pages, complete
 from docs.site.reference import generated_pages
-from docs.site.support import support_table
-from trtspec.backends.base import backends
 from trtspec.cli.app import INTERNAL_ERROR, INTERRUPTED, make_command
 from trtspec.core import errors
 from trtspec.core.errors import TrtspecError
@@ -151,11 +149,9 @@ def test_exit_code_reference_has_every_code_and_error() -> None:
     assert {"0", "2", str(INTERNAL_ERROR), str(INTERRUPTED)} <= {code for code, _ in listed}
 
 
-def test_metrics_tensors_and_support_are_those_of_the_code() -> None:
-    metrics, tensors, support = (REFERENCE[f"reference/{name}.md"] for name in ("metrics", "tensors", "support"))
+def test_metrics_and_tensors_are_those_of_the_code() -> None:
+    metrics, tensors = (REFERENCE[f"reference/{name}.md"] for name in ("metrics", "tensors"))
     assert all(f"| `{family.name}` | {family.kind} |" in metrics for family in FAMILIES)
     assert all(f"| `{family.name}` | {family.kind} |" in metrics for family in gateway_metrics.FAMILIES)
     assert "| `text_input` | STRING | `[1]` | yes |" in tensors
     assert "| `text_output` | STRING | `[-1]` |" in tensors
-    assert support_table() in support
-    assert all(f"| `{name}` |" in support for name in backends())
