@@ -68,11 +68,11 @@ def read_adapter(root: Path) -> dict[str, Any]:
         raise CheckpointError(f"no such directory: {root}", hint=TRAINED)
     config = inside(root, ADAPTER)
     if not config.is_file():
-        raise CheckpointError(f"the directory has no {ADAPTER}", where=str(root), hint=TRAINED)
+        raise CheckpointError(f"the directory lacks {ADAPTER}", where=str(root), hint=TRAINED)
     weights = inside(root, WEIGHTS)
     if not weights.is_file():
         hint = "save the adapter with safetensors: pickles are not copied"
-        raise CheckpointError(f"the adapter has no {WEIGHTS}", where=str(root), hint=hint)
+        raise CheckpointError(f"the adapter lacks {WEIGHTS}", where=str(root), hint=hint)
     read_header(weights)
     return read_json(config, MAX_CONFIG_BYTES)
 
@@ -103,8 +103,9 @@ def _are_modules(modules: object) -> bool:
     """Return whether target_modules names modules; PEFT also has regular expressions, which engines do not read."""
     if isinstance(modules, str):
         return modules in ("all", "all-linear")
-    is_list = isinstance(modules, list) and 0 < len(modules) <= MAX_NAMES
-    return is_list and all(isinstance(name, str) and name for name in modules)
+    if not isinstance(modules, list) or not 0 < len(modules) <= MAX_NAMES:
+        return False
+    return all(isinstance(name, str) and name for name in modules)
 
 
 def _last_part(name: str) -> str:

@@ -99,7 +99,7 @@ def _check_tree(options: UnoOptions, shape: DraftShape) -> Iterator[Diagnostic]:
 
 def max_nodes(top_k: int, draft_len: int) -> int:
     """Return the largest tree, without its root, that SGLang verifies."""
-    capacity = sum(top_k**level for level in range(1, draft_len + 1))
+    capacity: int = sum(top_k**level for level in range(1, draft_len + 1))
     stored = top_k * (draft_len - 1) + 1  # tokens that SGLang's list of parents has room for
     return min(capacity, stored, MAX_SLOTS // top_k - 1, 127)
 
