@@ -76,7 +76,7 @@ def test_server_args_accept_every_runnable_recipe_of_the_catalogue(catalogue: di
     answers = dict(zip(catalogue, ask(documents), strict=True))
     assert {name: answer["problem"] for name, answer in answers.items() if answer["problem"]} == {}
     assert answers.keys() == RUNS
-    assert len(answers) == 29
+    assert len(answers) == 30
 
 
 def test_server_args_accept_every_method_and_preserve_its_values(tmp_path: Path, ask: Ask) -> None:
