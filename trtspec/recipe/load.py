@@ -45,6 +45,7 @@ FILE_KEYS = (
     "engine.build.timing_cache",
     "speculation.options.confidence_cost_table",
     "speculation.options.confidence_calibration",
+    "speculation.options.adapter",
 )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests._support import gemma4
+from tests._support.adapters import write_adapter
 from tests.backends.source_contexts import facts, source_context
 from trtspec.backends.context import PlanContext
 
@@ -39,6 +41,8 @@ SCHEDULE = [{"max_batch": 1, "draft_len": 4}, {"max_batch": 2, "draft_len": 2}]
 CHOSEN = {"top_k": 4, "nodes": 12}
 TREE = {"dynamic": True, "top_k": 4, "depth": 3, "nodes": 12}
 CHAIN = TREE | {"top_k": 1, "nodes": 3}
+FOLDER = TemporaryDirectory(prefix="trtspec-adapter-")  # deleted when the process ends
+ADAPTER = {"adapter": str(write_adapter(Path(FOLDER.name), base_model_name_or_path="org/target"))}
 
 # name: method, target, drafter, changes of the recipe
 CASES: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
@@ -59,6 +63,8 @@ CASES: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
     "dflash_block": ("dflash", "llama", "dflash", {"speculation__draft_len": 5, "speculation__verify": "block"}),
     "dspark": ("dspark", "llama", "dspark", {"speculation__draft_len": 7}),
     "dspark_shorter": ("dspark", "llama", "dspark", {"speculation__draft_len": 4, "speculation__verify": "block"}),
+    "uno": ("uno", "llama", None, {"speculation__draft_len": 7, "speculation__options": ADAPTER}),
+    "uno_tree": ("uno", "llama", None, {"speculation__options": ADAPTER | CHOSEN}),
 }  # fmt: skip
 
 

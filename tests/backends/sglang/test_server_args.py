@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from tests._support.catalogue import catalogue_contexts, copy_catalogue
-from tests.backends.sglang.cases import CASES, case, write_models
+from tests.backends.sglang.cases import ADAPTER, CASES, case, write_models
 from tests.engines import engine_python
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
+from trtspec.methods.uno.sglang import max_nodes
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
@@ -75,7 +76,7 @@ def test_server_args_accept_every_runnable_recipe_of_the_catalogue(catalogue: di
     answers = dict(zip(catalogue, ask(documents), strict=True))
     assert {name: answer["problem"] for name, answer in answers.items() if answer["problem"]} == {}
     assert answers.keys() == RUNS
-    assert len(answers) == 29
+    assert len(answers) == 30
 
 
 def test_server_args_accept_every_method_and_preserve_its_values(tmp_path: Path, ask: Ask) -> None:
@@ -97,11 +98,27 @@ def test_server_args_accept_every_method_and_preserve_its_values(tmp_path: Path,
         assert {key: answer["resolved"][key] for key in given} == given
 
 
+def test_largest_uno_tree_is_the_largest_that_server_args_accept(tmp_path: Path, ask: Ask) -> None:
+    models, answers = write_models(tmp_path), {}
+    for top_k, depth in ((2, 1), (2, 2), (4, 4), (64, 8), (4, 32)):
+        nodes = max_nodes(top_k, depth)
+        options = ADAPTER | {"top_k": top_k, "nodes": nodes}
+        context, target, _ = case("uno", speculation__draft_len=depth, speculation__options=options)
+        document = engine_arguments(context, str(models[target]), None)
+        larger = document | {"speculative_num_draft_tokens": nodes + 2}
+        answers[top_k, depth] = [answer["problem"] for answer in ask([document, larger])]
+    assert {pair: problem for pair, (problem, _) in answers.items() if problem} == {}
+    assert all("UNO tree mode" in problem for _, problem in answers.values())
+
+
 def test_server_args_reject_invalid_arguments(tmp_path: Path, ask: Ask) -> None:
     """The validation can fail."""
     model = str(write_models(tmp_path)["llama"])
     block = {"speculative_algorithm": "NGRAM", "speculative_use_block_verification": True}
     wrong = [{"max_total": 3}, {"dtype": "fp3"}, block, {"speculative_algorithm": "SUFFIX"}]
+    wrong += [{"speculative_algorithm": "UNO", "speculative_num_draft_tokens": 5}]
     problems = [answer["problem"] for answer in ask([{"model_path": model, **each} for each in wrong])]
-    for problem, said in zip(problems, ("max_total", "SystemExit", "block-verification", "SUFFIX"), strict=True):
+    for problem, said in zip(
+        problems, ("max_total", "SystemExit", "block-verification", "SUFFIX", "uno-lora-path"), strict=True
+    ):
         assert said in problem

@@ -56,6 +56,8 @@ def test_every_method_has_a_case() -> None:
         ("gemma4_mtp", "FROZEN_KV_MTP", 3, 1, 4),
         ("dflash", "DFLASH", 1, 1, 8),
         ("dspark", "DSPARK", 1, 1, 8),
+        ("uno", "UNO", 1, 1, 8),
+        ("uno_tree", "UNO", find_method("uno").default_draft_len, 4, 13),
     ],
 )
 def test_step_verifies_one_token_more_than_it_drafts(name: str, algorithm: str, steps, topk, tokens) -> None:

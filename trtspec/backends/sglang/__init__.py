@@ -13,7 +13,7 @@ from trtspec.backends.sglang.versions import releases
 BACKEND = Backend(
     summary="SGLang, in a Python model of Triton",
     methods=lambda: methods_of_releases(each.methods for each in releases().values()),
-    parses=frozenset({"draft_target", "ngram", "eagle", "eagle3", "mtp", "gemma4_mtp", "dflash", "dspark"}),
+    parses=frozenset({"draft_target", "ngram", "eagle", "eagle3", "mtp", "gemma4_mtp", "dflash", "dspark", "uno"}),
     memory=partial(plan_source_memory, fraction_of="static"),
     plan=deferred(f"{__name__}.artifact:plan_artifact"),
     converts=False,

@@ -12,24 +12,27 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import SERVED_PATHS, plan_source_artifact, serving_settings, token_models
+from trtspec.backends.common.steps import SERVED_PATHS, CopyFiles, plan_source_artifact, serving_settings, token_models
 from trtspec.backends.context import PlanContext
 from trtspec.backends.serving import ServingHooks, StandaloneServer, command_options, load_absolute, require_package
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
+from trtspec.backends.sglang.versions import methods
 from trtspec.core.errors import DeployError
 from trtspec.core.installation import installed_version
 from trtspec.engine.simulated_acceptance import mean_accepted_len
 from trtspec.serving.triton.names import TARGET
 from trtspec.store.artifact import Manifest
 from trtspec.store.files import FileReader
+from trtspec.store.step import Step
 
 MODELS = Path(__file__).with_name("models")
 ENGINE_JSON = Path(TARGET, "1", "engine.json")
 PACKAGE = "sglang"
 # Variables: python/sglang/srt/environ.py; their effect: speculative/eagle_utils.py (eagle_sample), both @v0.5.23.
+UNO = "--speculative-algorithm=UNO"
 TOP_K_1 = "--speculative-eagle-topk=1"
 TOKENS_ALONE = "skip_tokenizer_init"  # set for Triton, whose models tokenize; a standalone engine tokenizes itself
 
@@ -55,7 +58,12 @@ def alone(repository: Path, artifact: str, version: str) -> StandaloneServer:
 
 
 def simulate(server: StandaloneServer, rates: Sequence[float], version: str) -> StandaloneServer:
-    """Return the server with forced acceptance; SGLang takes only the mean, and real draft tokens only in chains."""
+    """Return the server with forced acceptance; SGLang takes only the mean, and real draft tokens only in chains.
+
+    Raises DeployError for UNO, whose chains ignore the setting, and whose steps give a token that it does not count.
+    """
+    if UNO in server.serve:
+        raise DeployError("SGLang does not force the acceptance of UNO", hint="measure it with its adapter")
     is_chain = TOP_K_1 in server.serve
     forced = {
         "SGLANG_SIMULATE_ACC_LEN": f"{mean_accepted_len(rates):.6g}",
@@ -90,4 +98,16 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         draft_len=context.draft_shape.max_depth,
     )
     facts = {f"{name}_json": document for name, document in documents.items()}
-    return plan_source_artifact(context, reader, PACKAGE, repository, facts)
+    plan = plan_source_artifact(context, reader, PACKAGE, repository, facts)
+    return replace(plan, steps={**plan.steps, **_copy_steps(context, reader)})
+
+
+def _copy_steps(context: PlanContext, reader: FileReader) -> dict[str, Step]:
+    """Return the steps that copy the method's further files, by their directory in the artifact."""
+    method = methods().get(context.method_name)
+    copies = method.copies(context.options) if method else {}
+    return {
+        place: CopyFiles(PurePosixPath(place).name, reader.read(paths[0].parent, paths))
+        for place, paths in copies.items()
+        if paths
+    }

@@ -31,7 +31,7 @@ GUIDE_FIELDS = {"json": "json_schema", "json_schema": "json_schema", "regex": "r
 ANY_JSON = "{}"
 BAD_REQUEST = 400  # the status of a response that SGLang ends at once, for example because a guide does not compile
 COUNTS_S = 1.0  # maximum wait for the engine's counts after a stop text
-PATH_KEYS = ("model_path", "speculative_draft_model_path", "speculative_adaptive_config")
+PATH_KEYS = ("model_path", "speculative_draft_model_path", "speculative_adaptive_config", "uno_lora_path")
 
 
 class TritonPythonModel(AsyncEngineModel):

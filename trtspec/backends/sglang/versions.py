@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The features of each SGLang release, and the methods that SGLang runs.
 
-The facts of releases are in versions.yaml. A method is described by `methods/NAME/sglang.py`. UNO has no such file: it
-drafts with a LoRA adapter, a directory without config.json. Neither has suffix decoding: NGRAM drafts a fixed number of
-tokens, independent of a match's length and counts.
+The facts of releases are in versions.yaml. A method is described by `methods/NAME/sglang.py`. Suffix decoding has no
+such file: NGRAM drafts a fixed number of tokens, independent of a match's length and counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -70,6 +69,8 @@ class SglangMethod:
         tree_width: returns the number of continuations of each draft token for the method's options.
         has_net: the class of the drafter's checkpoint decides whether a release supports it (`SglangRelease.nets`).
         drafts_blocks: all tokens are drafted in one step.
+        copies: returns further files that the artifact contains, by the directory of the copies; those of a directory
+            come from one directory.
         has_eagle_worker: it runs on SGLang's EAGLE worker, which can adapt the draft length of chains.
         check: yields the problems of a recipe that concern this method alone.
     """
@@ -79,6 +80,7 @@ class SglangMethod:
     tree_width: Callable[[Any], int] = lambda options: 1
     has_net: bool = False
     drafts_blocks: bool = False
+    copies: Callable[[Any], Mapping[str, Sequence[Path]]] = lambda options: {}
     has_eagle_worker: bool = False
     check: Callable[[PlanContext], Iterable[Diagnostic]] = lambda context: ()
 
