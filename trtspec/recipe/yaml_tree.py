@@ -297,7 +297,7 @@ class _Builder:
 
     def accepts(self, key: RecipeNode, path: tuple[str, ...], found: dict[str, RecipeNode]) -> bool:
         if not isinstance(key.value, str):
-            hint = f'quote it: "{key.raw}"' if key.raw else None
+            hint = f'quote it: "{key.raw}"' if key.raw else "write the name of a key before the colon"
             self.report(key.mark, "non-string-key", path, "a key must be a string", hint)
         elif key.value == "<<":
             hint = "`extends: other.yaml` shares keys between recipes"

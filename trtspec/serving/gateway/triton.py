@@ -346,7 +346,9 @@ class TritonClient:
                         return
                     await self._rest(inbox)
                 elif inbox.is_broken:
-                    raise _broken()
+                    await asyncio.wait({last}, timeout=ENDS_S)  # its own stream may tell why, such as a shutdown
+                    if not last.done():
+                        raise _broken()
         finally:
             channel.leave(inbox)
             last.cancel()
