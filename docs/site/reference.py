@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from docs.site.markdown import anchor, code, escape, table
-from docs.site.schemas import described, objects_of, rows_of
+from docs.site.schemas import described, schema_objects, schema_rows
 from docs.site.support import (
     LEGEND,
     MODEL_LEGEND,
     converted_classes,
-    known_versions,
     model_classes,
     model_support,
     support_table,
+    version_table,
 )
 from trtspec.backends.base import backends
 from trtspec.cli.app import EXAMPLE, INTERNAL_ERROR, INTERRUPTED, OTHER, PANELS, make_command
@@ -104,9 +104,11 @@ def recipe_page() -> str:
     schema = Recipe.model_json_schema()
     extended = recipe_json_schema()["properties"]
     schema["properties"] |= {key: extended[key] for key in ("extends", "matrix")}
-    for path, section in objects_of(schema):
+    for path, section in schema_objects(schema):
         page += f"## {path or 'The recipe'}\n\n" + described(section)
-        page += table(KEYS, rows_of(section, lambda key, _: f"[mapping](#{anchor(key)})", f"{path}." if path else ""))
+        page += table(
+            KEYS, schema_rows(section, lambda key, _: f"[mapping](#{anchor(key)})", f"{path}." if path else "")
+        )
     return page + _method_options()
 
 
@@ -119,7 +121,7 @@ def _method_options() -> str:
         page += f"`speculation.draft_len`: from {lens[0]} to {lens[-1]}.\n\n" if lens else ""
         schema = method.options.model_json_schema()
         if schema.get("properties"):
-            page += table(KEYS, rows_of(schema, lambda *_: "mapping", "speculation.options."))
+            page += table(KEYS, schema_rows(schema, lambda *_: "mapping", "speculation.options."))
     return page
 
 
@@ -146,7 +148,7 @@ def _document_models() -> list[Any]:
 
 
 def _fields(schema: dict[str, Any]) -> str:
-    return table(KEYS, rows_of(schema, lambda _, name: f"[{name}](#{anchor(name)})"))
+    return table(KEYS, schema_rows(schema, lambda _, name: f"[{name}](#{anchor(name)})"))
 
 
 def exit_codes_page() -> str:
@@ -243,7 +245,7 @@ def support_page() -> str:
     page += "".join(f"* *{word}*: {meaning}\n" for word, meaning in MODEL_LEGEND.items())
     page += "* empty: the engine does not run the class\n\n## Known versions\n\n"
     page += "Other versions of a minor version listed here are planned like the nearest one, with a warning.\n\n"
-    for name, versions in known_versions().items():
+    for name, versions in version_table().items():
         page += f"### Versions of {name}\n\n"
         page += table(
             ("version", "released", "read from"),

@@ -24,7 +24,7 @@ def described(schema: Schema) -> str:
     return f"{escape(text)}\n\n" if text else ""
 
 
-def objects_of(schema: Schema, path: str = "", root: Schema | None = None) -> Iterator[tuple[str, Schema]]:
+def schema_objects(schema: Schema, path: str = "", root: Schema | None = None) -> Iterator[tuple[str, Schema]]:
     """Yield (dotted path, schema) of a schema and of all objects below it; `*` stands for the items of a list."""
     root = root or schema
     yield path, schema
@@ -34,10 +34,10 @@ def objects_of(schema: Schema, path: str = "", root: Schema | None = None) -> It
             item = part.get("items", {})
             for name, found in ((place, part), (f"{place}.*", item)):
                 if "$ref" in found:
-                    yield from objects_of(root["$defs"][_name(found)], name, root)
+                    yield from schema_objects(root["$defs"][_name(found)], name, root)
 
 
-def rows_of(schema: Schema, refer: Refer, prefix: str = "") -> list[Row]:
+def schema_rows(schema: Schema, refer: Refer, prefix: str = "") -> list[Row]:
     """Return (key, type, default, description) of each key of an object."""
     required = schema.get("required", ())
     return [

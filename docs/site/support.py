@@ -111,7 +111,7 @@ def model_classes() -> list[str]:
     return converted + sorted({*api.drafting, *api.plain} - {*converted})
 
 
-def known_versions() -> dict[str, list[tuple[str, str, str]]]:
+def version_table() -> dict[str, list[tuple[str, str, str]]]:
     """Return version, release date ("" if unknown) and source of the known releases by engine, newest first."""
     found = {"TensorRT-LLM": [*_tensorrt_llm_versions()]}
     for name, data in {"vLLM": VLLM_DATA, "SGLang": SGLANG_DATA}.items():

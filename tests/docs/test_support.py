@@ -11,10 +11,10 @@ from docs.site.support import (
     LEGEND,
     MODEL_LEGEND,
     evidence,
-    known_versions,
     model_classes,
     model_support,
     support_table,
+    version_table,
 )
 from tests.backends.edge_llm.cases import METHODS as EDGE_LLM
 from tests.backends.sglang.cases import CASES as SGLANG
@@ -60,7 +60,7 @@ def test_support_page_has_the_present_methods_versions_and_model_classes() -> No
 
 
 def test_every_known_version_has_a_source_and_most_a_date() -> None:
-    versions = known_versions()
+    versions = version_table()
     listed = {version for rows in versions.values() for version, *_ in rows}
     assert {version for each in backends().values() for version in each.versions() if version} <= listed
     for rows in versions.values():

@@ -170,10 +170,10 @@ class GrammarCompiler:
     @property
     def _library_tokenizer(self) -> LLTokenizer:
         with self._loading:
-            return self._loaded_tokenizer
+            return self._tokenizer_once
 
     @cached_property
-    def _loaded_tokenizer(self) -> LLTokenizer:
+    def _tokenizer_once(self) -> LLTokenizer:
         return load_library_tokenizer(self._tokenizer, self._vocab_size)
 
     def _finish(self, constraint: Constraint, outcome: CompiledGrammar | Exception) -> None:
