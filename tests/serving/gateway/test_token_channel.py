@@ -24,6 +24,7 @@ from trtspec.serving.gateway.parameters import read_parameters
 from trtspec.serving.gateway.triton import TritonClient, ints, token_request
 from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER, TOKEN_CHANNELS
 from trtspec.serving.triton.python_models.grpc_client import IS_LAST
+from trtspec.serving.triton.python_models.responses import SHUTTING_DOWN
 
 TIMEOUT_S = 30.0
 Responses = list[tuple[dict[str, bytes], bool]]
@@ -194,6 +195,35 @@ def test_refused_channel_is_not_asked_for_again() -> None:
 
         assert run(address, use) == [1, 1]
         assert (server.opened, server.plain[1:]) == (1, [True, True])
+
+
+def test_text_that_runs_while_the_channel_is_refused_gets_ordinary_responses() -> None:
+    with scripted() as (server, address):
+        server.refusal = "64 token channels are open already"
+
+        def text(stream: int) -> Iterator[Any]:
+            time.sleep(0.5)  # until the refusal has arrived
+            yield message(output_ids=int32(1, 2), sequence_length=int32(2))
+            time.sleep(1.2)  # longer than an ended channel would wait for the text's own error
+            yield final(3, total=3)
+
+        server.text = text
+        assert ids_of(run(address, read)) == [1, 2, 3]
+
+
+def test_error_of_a_text_replaces_that_of_its_ended_channel() -> None:
+    with scripted() as (server, address):
+
+        def text(stream: int) -> Iterator[Any]:
+            server.deliver(stream, 1)
+            server.on_channel.put(None)
+            time.sleep(0.2)
+            yield message(last=True, error=SHUTTING_DOWN)
+
+        server.text = text
+        with pytest.raises(ApiError) as caught:
+            run(address, read)
+        assert caught.value.code == "shutting_down"
 
 
 def test_model_without_channels_is_asked_for_none() -> None:
