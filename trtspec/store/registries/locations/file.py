@@ -37,11 +37,17 @@ from trtspec.store.registries.modelpack import (
     MAX_MANIFEST_BYTES,
     Descriptor,
     check_digest,
-    dump,
+)
+from trtspec.store.registries.referrers import (
+    MAX_REFERRERS,
+    Referrer,
+    describe_referrer,
+    is_fallback_tag,
+    read_referrers,
+    render_index,
 )
 from trtspec.store.registries.repository import Opening
 
-INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 MAX_INDEX_BYTES = 4 << 20
@@ -114,7 +120,19 @@ class _Layout:
         )
 
     def tags(self) -> list[str]:
-        return sorted({tag for entry in self._entries() if (tag := _read_tag(entry)) and re.fullmatch(_TAG, tag)})
+        found = {_read_tag(entry) for entry in self._entries()}
+        return sorted(tag for tag in found if re.fullmatch(_TAG, tag) and not is_fallback_tag(tag))
+
+    def referrers(self, digest: str) -> list[Referrer]:
+        """Return the referrers of an image manifest: the manifests of index.json without a tag that name it."""
+        found = read_referrers(entry for entry in self._entries() if not _read_tag(entry))
+        return [each for each in found if self._subject(each) == digest][:MAX_REFERRERS]
+
+    def _subject(self, referrer: Referrer) -> str:
+        """Return the subject of an image manifest, or "" without one."""
+        with suppress(TrtspecError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            return str(json.loads(self.manifest(referrer.digest))["subject"]["digest"])
+        return ""
 
     def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
         return False
@@ -130,6 +148,7 @@ class _Layout:
             raise TrtspecError("index.json is not valid", where=str(self.path)) from None
 
     def _render_index(self, manifest: bytes, before: list[dict[str, Any]]) -> bytes:
+        """Return index.json with the artifact under the tag of the address, besides the entries `before`."""
         entry = {
             "mediaType": IMAGE_MANIFEST,
             "artifactType": ARTIFACT_TYPE,
@@ -138,7 +157,7 @@ class _Layout:
             "annotations": {REF_NAME: self.reference},
         }
         others = [each for each in before if _read_tag(each) != self.reference]
-        return dump({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*others, entry]})
+        return render_index([*others, entry])
 
 
 class DirectoryLayout(_Layout):
@@ -188,11 +207,17 @@ class DirectoryLayout(_Layout):
         replace_file(self._blobs / hashlib.sha256(data).hexdigest(), data)
 
     def publish(self, manifest: bytes) -> None:
+        self._publish(manifest, lambda before: self._render_index(manifest, before))
+
+    def attach(self, manifest: bytes, subject: str) -> None:
+        self._publish(manifest, lambda before: _with_referrer(manifest, before))
+
+    def _publish(self, manifest: bytes, render: Callable[[list[dict[str, Any]]], bytes]) -> None:
         self.upload_bytes(manifest)
         fsync_path(self._blobs)
         replace_file(self.path / "oci-layout", LAYOUT)
         before = self._entries() if (self.path / "index.json").exists() else []
-        replace_file(self.path / "index.json", self._render_index(manifest, before))
+        replace_file(self.path / "index.json", render(before))
 
 
 class TarLayout(_Layout):
@@ -205,6 +230,7 @@ class TarLayout(_Layout):
         self._temporary: Path | None = None
         self._file: BinaryIO | None = None
         self._end = 0
+        self._attached: list[dict[str, Any]] = []
         if opening.for_writing:
             for leftover in path.parent.glob(f".{path.name}.tmp-*"):
                 leftover.unlink(missing_ok=True)
@@ -252,10 +278,15 @@ class TarLayout(_Layout):
     def upload_bytes(self, data: bytes) -> None:
         self._add(f"blobs/sha256/{hashlib.sha256(data).hexdigest()}", data)
 
+    def attach(self, manifest: bytes, subject: str) -> None:
+        """Add a referrer, which becomes visible with the artifact: when `publish` replaces the file."""
+        self.upload_bytes(manifest)
+        self._attached = json.loads(_with_referrer(manifest, self._attached))["manifests"]
+
     def publish(self, manifest: bytes) -> None:
         self.upload_bytes(manifest)
         self._add("oci-layout", LAYOUT)
-        self._add("index.json", self._render_index(manifest, []))
+        self._add("index.json", self._render_index(manifest, self._attached))
         write_all(self._descriptor, bytes(2 * BLOCK), self._end)
         os.fsync(self._descriptor)
         if self._temporary:
@@ -330,6 +361,13 @@ def _acquired(path: Path) -> Any:
     except Timeout:
         raise TrtspecError("another process writes to this layout", where=str(path), hint="try again later") from None
     return lock
+
+
+def _with_referrer(manifest: bytes, before: list[dict[str, Any]]) -> bytes:
+    """Return index.json with a referrer, which has no tag, besides the entries `before`."""
+    entry = describe_referrer(manifest)
+    others = [each for each in before if _read_tag(each) or each.get("digest") != entry["digest"]]
+    return render_index([*others, entry])
 
 
 def _read_tag(entry: dict[str, Any]) -> str:
