@@ -10,10 +10,9 @@ import pytest
 from tests.store.registries.artifacts import make_artifact
 from tests.store.signatures.documents import load, predicate, write_documents
 from tests.store.signatures.policies import write_policy
-from trtspec.core.errors import DigestMismatch
+from trtspec.core.errors import DigestMismatch, SignatureRefused
 from trtspec.store.registries.pull import check_directory, check_location, pull_artifact
 from trtspec.store.registries.push import push_artifact
-from trtspec.store.signatures.envelope import SignatureRefused
 from trtspec.store.signatures.keys import KeySigner
 from trtspec.store.signatures.policy import load_policy
 from trtspec.store.signatures.provenance_rules import check_provenance

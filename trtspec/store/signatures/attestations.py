@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtspec.core.errors import TrtspecError
+from trtspec.core.errors import SignatureRefused, TrtspecError
 from trtspec.core.files import describe_read_error, read_bounded, replace_file
 from trtspec.store.artifact_paths import ATTESTATIONS
 from trtspec.store.registries.modelpack import Descriptor, check_digest, parse_image_manifest
@@ -30,7 +30,6 @@ from trtspec.store.signatures.envelope import (
     PAYLOAD_TYPE,
     PROVENANCE,
     SIGNATURE,
-    SignatureRefused,
     parse_bundle,
     parse_statement,
 )

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from trtspec.core.diagnostics import escape_unprintable
+from trtspec.core.errors import SignatureRefused
 from trtspec.store.artifact_paths import MANIFEST
 from trtspec.store.signatures.attestations import DOCUMENTS, KINDS, Attestations
 from trtspec.store.signatures.envelope import (
@@ -20,7 +21,6 @@ from trtspec.store.signatures.envelope import (
     PROVENANCE,
     SIGNATURE,
     Bundle,
-    SignatureRefused,
     Statement,
     Subject,
     SubjectName,
