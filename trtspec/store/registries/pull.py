@@ -107,19 +107,10 @@ def pull_artifact(
     stopped, known = Event(), BlobIndex()
     repository = open_location(address, Opening(False, patience or Patience(), stopped, known))
     try:
-        document = repository.manifest()
-        image = parse_image_manifest(address, document)
-        package = read_package(address, image)
-        fetch_document(repository, address, "the model configuration", image.config)  # only verified
-        data = fetch_document(repository, address, "manifest.json", package.manifest)
-        if expected and package.manifest.hex != expected:
-            message = f"this is not the requested artifact: its manifest is {package.manifest.digest}, expected sha256:"
-            raise DigestMismatch(f"{message}{expected}", where=address)
-        manifest = parse_manifest(address, data)
-        check_same_files(address, package, manifest)
+        document, package, data, manifest = read_documents(repository, address, expected)
         out = Path(os.path.realpath(place(manifest, package.manifest.hex)))
         check_artifact_path(out)
-        with _explain_os_errors(out), _staging(out) as staging:
+        with explain_os_errors(out), _staging(out) as staging:
             pull = _Pull(package, manifest, repository, out, staging, stopped, on_progress)
             status = pull.run(data)
         known.learn([(each.digest, package.files[each.path].hex) for each in pull.fetched], repository.place)
@@ -137,6 +128,24 @@ def pull_artifact(
     finally:
         stopped.set()
         repository.close()
+
+
+def read_documents(repository: Repository, address: str, expected: str) -> tuple[bytes, Package, bytes, Manifest]:
+    """Return the image manifest, the files that it lists, and the artifact's manifest as bytes and parsed; verified.
+
+    Raises like `pull_artifact`.
+    """
+    document = repository.manifest()
+    image = parse_image_manifest(address, document)
+    package = read_package(address, image)
+    fetch_document(repository, address, "the model configuration", image.config)  # only verified
+    data = fetch_document(repository, address, "manifest.json", package.manifest)
+    if expected and package.manifest.hex != expected:
+        message = f"this is not the requested artifact: its manifest is {package.manifest.digest}, expected sha256:"
+        raise DigestMismatch(f"{message}{expected}", where=address)
+    manifest = parse_manifest(address, data)
+    check_same_files(address, package, manifest)
+    return document, package, data, manifest
 
 
 def local_artifact(
@@ -361,7 +370,7 @@ def _staging(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _explain_os_errors(out: Path) -> Iterator[None]:
+def explain_os_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
