@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import find_extension
@@ -24,7 +24,7 @@ EXAMPLES = "e.g. oci://registry.example.com/team/model:v1 or file:models/layout:
 
 
 class UnknownReference(RegistryError):
-    """A location has no manifest with a tag or digest."""
+    """A location has no manifest with a tag or digest, or no blob with a digest."""
 
 
 class Repository(Protocol):
@@ -97,8 +97,21 @@ def is_location(text: str) -> bool:
 
 def open_location(address: str, opening: Opening) -> Repository:
     """Return the open location at SCHEME:REST; raises TrtspecError for an unknown scheme or a malformed address."""
-    scheme, colon, rest = address.partition(":")
-    if not colon or not re.fullmatch(r"[a-z][a-z0-9]*", scheme):
-        raise TrtspecError(f"{address!r} is not the address of a registry or layout", hint=EXAMPLES)
-    opened: Repository = find_extension(LOCATIONS, "LOCATION", scheme, "kind of location")(rest, opening)
+    opened: Repository = _find_location(address)(address.partition(":")[2], opening)
     return opened
+
+
+def check_address(address: str, where: str) -> None:
+    """Raise TrtspecError, which refers to `where`, if an address has no known scheme."""
+    try:
+        _find_location(address)
+    except TrtspecError as error:
+        raise TrtspecError(error.message, where=where, hint=error.hint) from None
+
+
+def _find_location(address: str) -> Callable[[str, Opening], Any]:
+    scheme, colon, _ = address.partition(":")
+    if not colon or not re.fullmatch(r"[a-z][a-z0-9]*", scheme):
+        raise TrtspecError(f"{address[:200]!r} is not the address of a registry or layout", hint=EXAMPLES)
+    found: Callable[[str, Opening], Any] = find_extension(LOCATIONS, "LOCATION", scheme, "kind of location")
+    return found

@@ -184,7 +184,7 @@ class DirectoryLayout(_Layout):
                 while piece := file.read(PIECE_BYTES):
                     yield piece
         except FileNotFoundError:
-            raise TrtspecError(f"the blob {blob.digest} is missing", where=str(self.path)) from None
+            raise UnknownReference(f"the blob {blob.digest} is missing", where=str(self.path)) from None
 
     def upload(self, source: BlobSource) -> str:
         with self._temporary_file() as (temporary, file):
@@ -298,7 +298,7 @@ class TarLayout(_Layout):
 
     def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
         if (name := f"blobs/sha256/{blob.hex}") not in self._members:
-            raise TrtspecError(f"the blob {blob.digest} is missing", where=str(self.path))
+            raise UnknownReference(f"the blob {blob.digest} is missing", where=str(self.path))
         begin, size = self._members[name]
         with open_regular(self.path) as file:
             while offset < size and (piece := os.pread(file.fileno(), min(PIECE_BYTES, size - offset), begin + offset)):

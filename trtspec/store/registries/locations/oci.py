@@ -186,6 +186,10 @@ class OciRepository:
             if response.status in TRANSIENT:
                 found = {name.lower(): value for name, value in response.getheaders()}
                 raise Broken(f"HTTP status {response.status}", retry_after_s(found))
+            if response.status == NOT_FOUND:
+                raise UnknownReference(
+                    f"a file is missing: {blob.digest}", where=shown(urljoin(self._client.origin, path))
+                )
             if response.status not in (OK, PARTIAL):
                 body = response.read(4096)
                 raise rejection(
