@@ -58,7 +58,7 @@ def _run(
     if missing := tuple(key for key, entry in found.items() if entry is None):
         return Outcome("missing", node, missing=missing)
     directories: Mapping[str, Path] = {key: entry.files_dir for key, entry in found.items() if entry}
-    obtained = store.obtain(localize(step, store), Inputs(directories, devices), start)
+    obtained = store.obtain(localize(step, store), Inputs(directories, devices), lambda total_bytes: start())
     return Outcome("built" if obtained.built else "hit", node, time.perf_counter() - started)
 
 

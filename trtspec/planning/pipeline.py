@@ -51,9 +51,9 @@ from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.executor import Observer, StepResult, execute
 from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, lacking_disk, plan_disk, plan_status
-from trtspec.store.remote import open_remote
 from trtspec.store.step import Step
 from trtspec.store.store import Store
+from trtspec.store.team import open_remote
 
 log = logging.getLogger(__name__)
 
