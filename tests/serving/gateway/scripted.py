@@ -38,10 +38,8 @@ def final(*ids: int, total: int) -> Any:
     return message(last=True, output_ids=int32(*ids or (0,)), sequence_length=length, num_output_tokens=int32(total))
 
 
-INPUTS = (
-    "input_ids input_lengths request_output_len end_id streaming stop_words_list temperature "
-    "runtime_top_k runtime_top_p seed"
-).split()
+SAMPLING = ("end_id", "streaming", "stop_words_list", "temperature", "runtime_top_k", "runtime_top_p", "seed")
+INPUTS = ("input_ids", "input_lengths", "request_output_len", *SAMPLING)
 
 
 class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
