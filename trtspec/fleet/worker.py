@@ -11,11 +11,14 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from trtspec.core.errors import StepError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.files import file_identity
+from trtspec.core.paths import PACKAGE
 from trtspec.fleet.pool import Failure, Outcome
 from trtspec.store.files import FileReader, Files
 from trtspec.store.step import Inputs, Step, StepProgress
@@ -97,3 +100,12 @@ def _local_files(files: Files, store: Store) -> Files:
         if before != now:
             raise StepError("the file differs from the one that was planned", where=str(path), hint=MOUNT_HINT)
     return local
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of trtspec's modules, which is equal on machines that build the same bytes for a key."""
+    digest = sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE)}\0".encode() + sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

@@ -95,7 +95,7 @@ def build_cells(request: FleetRequest, store: Store, events: Events) -> FleetRes
         scheduler = Scheduler(
             cells,
             pool,
-            has=lambda step: store.get(step.key).entry is not None,
+            has=lambda step: pool.shares_store and store.get(step.key).entry is not None,
             publish=publisher.publish,
             observer=events.observer,
             limits=request.limits,
