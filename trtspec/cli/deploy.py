@@ -115,10 +115,9 @@ def deploy(
     Example: trtspec deploy build/quickstart --detach
     """
     from trtspec.bench.gates import check_gate_names
-    from trtspec.deployment.base import serves_in_containers
+    from trtspec.deployment.base import obtain_artifact, serves_in_containers
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
-    from trtspec.store.registries.pull import local_artifact
 
     settings = parse_target_settings(option or (), image)
     asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
@@ -129,7 +128,7 @@ def deploy(
     expected = parse_expected(manifest) if manifest else ""
     trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
     with transfer_bars() as on_transfer:
-        place = local_artifact(artifact, expected, on_progress=on_transfer)
+        place, source = obtain_artifact(artifact, target, expected, on_progress=on_transfer)
     if render is None:
         refuse_recipe(place)
     else:
@@ -142,10 +141,14 @@ def deploy(
             manifest=expected,
             trusted_report=trusted,
             settings=settings,
+            source=source,
         )
         files = write_files(place, target, render, options)
+        pinned = {"source": source.address} if source else {}
+        if source:
+            note(f"  artifact  {source.address}")
         print_result(
-            {"format_version": 1, "target": target, "rendered": str(render), "files": files},
+            {"format_version": 1, "target": target, "rendered": str(render), "files": files, **pinned},
             lambda: print_line("\n".join(str(render / path) for path in files)),
             as_json=json,
         )
@@ -180,7 +183,7 @@ def deploy(
 
     with counter() as on_progress:
         deployment = trtspec.deploy(
-            place,
+            artifact if source else place,
             target=target,
             name=name,
             host=host,

@@ -63,6 +63,8 @@ class BuildBars(Counter):
         self("read sources", done, total)
 
     def step_started(self, step: Step, total_bytes: int) -> None:
+        if step.key in self._bars:  # a transfer precedes or follows the step itself
+            self._progress.remove_task(self._bars[step.key])
         expected = self._expected(step)
         self._bars[step.key] = self._progress.add_task(step.name, total=total_bytes or None, expected=expected)
 
@@ -77,7 +79,7 @@ class BuildBars(Counter):
         """Replace the bar of a step with a line."""
         if step.key in self._bars:
             self._progress.remove_task(self._bars.pop(step.key))
-        spent = f"{seconds:.2f} s" if status == "built" else "reused"
+        spent = "reused" if status == "hit" else f"{seconds:.2f} s"
         note(f"  {step.name:<20} {status:<6} {spent}")
 
 

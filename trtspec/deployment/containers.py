@@ -119,8 +119,8 @@ WEIGHTS = (f"{CHECKPOINTS}/", f"{ENGINES}/")
 class ContainerWorkload:
     """An artifact to serve in containers, from its manifest or from its plan (unbuilt.py); `name` is a DNS label.
 
-    `weight_bytes` is the size of the checkpoints and engines, which are read at startup. `digest` is the SHA-256 of the
-    manifest, which the container checks.
+    `weight_bytes` is the size of the checkpoints and engines, which are read at startup, and `total_bytes` that of all
+    files. `digest` is the SHA-256 of the manifest, which the container checks.
     """
 
     name: str
@@ -128,6 +128,7 @@ class ContainerWorkload:
     backend: str
     memory: tuple[DeviceMemory, ...]
     weight_bytes: int
+    total_bytes: int
     digest: str
     options: DeployOptions
 
@@ -208,6 +209,7 @@ def make_workload(artifact: Artifact, options: DeployOptions) -> ContainerWorklo
         backend=manifest.backend.name,
         memory=manifest.memory,
         weight_bytes=sum(record.size for record in manifest.files if record.path.startswith(WEIGHTS)),
+        total_bytes=sum(record.size for record in manifest.files),
         digest=artifact.digest,
         options=options,
     )

@@ -51,6 +51,7 @@ from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.executor import Observer, StepResult, execute
 from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, lacking_disk, plan_disk, plan_status
+from trtspec.store.remote import open_remote
 from trtspec.store.step import Step
 from trtspec.store.store import Store
 
@@ -223,7 +224,8 @@ def _files_of(steps: Iterable[Step]) -> list[Files]:
 
 
 def open_store() -> Store:
-    return Store(store_dir())
+    """Return the store of this machine, with the team store of the environment if there is one."""
+    return Store(store_dir(), remote=open_remote())
 
 
 def default_artifact_dir(recipe: Recipe | ResolvedRecipe) -> Path:
