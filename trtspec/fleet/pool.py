@@ -36,7 +36,7 @@ class Outcome:
     "missing" means that the worker's store lacks the inputs `missing` (keys), so that the step did not run.
     """
 
-    status: Literal["built", "hit", "failed", "missing"]
+    status: Literal["built", "fetched", "hit", "failed", "missing"]
     node: str
     seconds: float = 0.0
     failure: Failure | None = None

@@ -78,7 +78,7 @@ class StepRun:
     alternatives: list[Requirement] = field(default_factory=list)
     cells: list[str] = field(default_factory=list)
     state: Literal["waiting", "queued", "running", "done", "failed"] = "waiting"
-    status: Literal["hit", "built", ""] = ""
+    status: Literal["hit", "fetched", "built", ""] = ""
     node: str = ""
     seconds: float = 0.0
     builds: int = 0
@@ -224,9 +224,9 @@ class Scheduler:
             self._fail(run, outcome.failure or Failure("the worker reported no reason"))
         else:
             run.builds += outcome.status == "built"
-            self._finish(run, "built" if run.builds else "hit")
+            self._finish(run, "built" if run.builds else outcome.status)
 
-    def _finish(self, run: StepRun, status: Literal["hit", "built"]) -> None:
+    def _finish(self, run: StepRun, status: Literal["hit", "fetched", "built"]) -> None:
         run.state, run.status = "done", status
         self._observer.step_finished(run)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from hashlib import sha256
@@ -21,15 +21,14 @@ from trtspec.core.files import file_identity
 from trtspec.core.paths import PACKAGE
 from trtspec.fleet.pool import Failure, Outcome
 from trtspec.store.files import FileReader, Files
-from trtspec.store.step import Inputs, Step, StepProgress
+from trtspec.store.remote import Start
+from trtspec.store.step import Inputs, Step
 from trtspec.store.store import Store
 
 MOUNT_HINT = "put the model on a file system that all nodes mount at the same path, or copy it to that path on the node"
 
 
-def run_step(
-    step: Step, store: Store, node: str, start: Callable[[], StepProgress], devices: tuple[str, ...] = ()
-) -> Outcome:
+def run_step(step: Step, store: Store, node: str, start: Start, devices: tuple[str, ...] = ()) -> Outcome:
     """Bring a step's output into `store` and return the outcome; errors become part of it, except interrupts."""
     started = time.perf_counter()
     try:
@@ -51,18 +50,21 @@ def _run(
     step: Step,
     store: Store,
     node: str,
-    start: Callable[[], StepProgress],
+    start: Start,
     devices: tuple[str, ...],
     started: float,
 ) -> Outcome:
     if store.get(step.key).entry:
+        store.obtain(step)  # the team store has it afterwards
         return Outcome("hit", node, time.perf_counter() - started)
-    found = {each.key: store.get(each.key).entry for each in step.dependencies}
+    if store.fetch(step, start):
+        return Outcome("fetched", node, time.perf_counter() - started)
+    found = {each.key: store.fetch(each) for each in step.dependencies}
     if missing := tuple(key for key, entry in found.items() if entry is None):
         return Outcome("missing", node, missing=missing)
     directories: Mapping[str, Path] = {key: entry.files_dir for key, entry in found.items() if entry}
     obtained = store.obtain(localize(step, store), Inputs(directories, devices), start)
-    return Outcome("built" if obtained.built else "hit", node, time.perf_counter() - started)
+    return Outcome(obtained.status, node, time.perf_counter() - started)
 
 
 def localize(step: Step, store: Store) -> Step:

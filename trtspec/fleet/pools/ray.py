@@ -41,6 +41,7 @@ from trtspec.fleet.pool import (
     Task,
 )
 from trtspec.fleet.worker import code_digest, run_step
+from trtspec.store.remote import open_remote
 from trtspec.store.step import Step, StepProgress
 from trtspec.store.store import Store
 
@@ -50,6 +51,7 @@ CONNECT_S, PROBE_S, CALL_S = 5.0, 90.0, 30.0
 STOP_S = 10.0  # for steps to clean up, before their processes are killed
 REPORT_S = 0.5
 OBJECT_STORE_BYTES = 100 << 20  # outputs move through the store: results are a few hundred bytes
+LOOPBACK = "127.0.0.1"
 REMOTE = "TRTSPEC_REMOTE"
 ACCELERATOR, GPU = "ray.io/accelerator-type", "gpu"  # Ray detects the first; the second is a user's
 INTERNAL = "ray.io/"
@@ -123,7 +125,8 @@ def run_task(step: Step, code: str, remote: str, board: Any) -> Outcome:
         os.environ.setdefault(REMOTE, remote)
     board.put.remote(Started(step.key, node))
     devices = tuple(context.get_accelerator_ids().get("GPU", ()))
-    return run_step(step, Store(store_dir()), node, lambda: _Reporter(step, board), devices)
+    store = Store(store_dir(), remote=open_remote())
+    return run_step(step, store, node, lambda total: _Reporter(step, board), devices)
 
 
 SAME_HINT = f"install the same trtspec ({__version__}) on all nodes, and restart Ray there"
@@ -359,6 +362,7 @@ def _open(options: PoolOptions) -> RayPool:
     if not address:
         cluster = "the local Ray cluster"
         arguments |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        arguments |= {"_node_ip_address": LOOPBACK}
     else:
         cluster = f"ray:{address}"
         _reach(address.removeprefix("//"), cluster)
