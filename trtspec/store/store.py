@@ -112,6 +112,15 @@ class Store:
             self.remote.offer(step, obtained.entry, start)
         return obtained
 
+    def fetch(self, step: Step, start: Start = lambda total_bytes: StepProgress()) -> StoreEntry | None:
+        """Return a step's output from this store or the remote one, or None; the step is not run."""
+        entry = self.get(step.key).entry
+        if entry or not self.remote or not step.is_shared:
+            return entry
+        self._layout.make()
+        with self._layout.explain_os_errors(f"fetching {step.name}"), self._layout.lock(step.key):
+            return self._get_locked(step.key).entry or self._receive(self.remote, step, start)
+
     def _fetch_or_build(self, step: Step, inputs: Inputs, start: Start) -> Obtained:
         """Publish the output of a step, unless another process has done so in the meantime."""
         self._layout.make()

@@ -19,9 +19,9 @@ from tests.store.writing import Append, Write, count, fail, leftovers, overwrite
 from trtspec.core.errors import DigestMismatch, StepError, TrtspecError
 from trtspec.core.hashing import Segments
 from trtspec.planning.pipeline import open_store
-from trtspec.store.remote import open_remote
 from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
+from trtspec.store.team import open_remote
 from trtspec.store.team.client import PAUSE_S, TeamStore
 from trtspec.store.team.documents import entry_tag, tagged_key
 
