@@ -51,6 +51,7 @@ from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.executor import Observer, StepResult, execute
 from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, lacking_disk, plan_disk, plan_status
+from trtspec.store.remote import open_remote
 from trtspec.store.step import Step
 from trtspec.store.store import Store
 
@@ -223,7 +224,8 @@ def _files_of(steps: Iterable[Step]) -> list[Files]:
 
 
 def open_store() -> Store:
-    return Store(store_dir())
+    """Return the store of this machine, with the team store of the environment if there is one."""
+    return Store(store_dir(), remote=open_remote())
 
 
 def default_artifact_dir(recipe: Recipe | ResolvedRecipe) -> Path:
@@ -277,10 +279,19 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         raise StepError("; ".join(problems), hint="the installed version differs from engine.version")
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
         results = execute(build.plan, store, observer, build.artifact.devices)
-        status = _publish(build, out, results)
-        if status == "published":
-            for result in results:
-                store.restamp(result.key)
+        return publish_build(build, out, store, results, started)
+
+
+def publish_build(build: Build, out: Path, store: Store, results: list[StepResult], started: float) -> BuildResult:
+    """Publish the artifact of a build at `out` from the results of all its steps, in plan order.
+
+    `started` is the time of the build's start by `time.perf_counter`. Raises TrtspecError if the artifact cannot be
+    written.
+    """
+    status = _publish(build, out, results)
+    if status == "published":
+        for result in results:
+            store.restamp(result.key)
     _remember_sources(build, store)
     log.info("%s: %s", out, status)
     return BuildResult(out, manifest_sha256(out), status, results, time.perf_counter() - started)
@@ -350,10 +361,13 @@ def _remember_sources(build: Build, store: Store) -> None:
                 store_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
 
 
-def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store, until: str = "") -> list[CheckResult]:
+def check_builds(
+    builds: Sequence[tuple[LoadedRecipe, Path]], store: Store, until: str = "", *, elsewhere: bool = False
+) -> list[CheckResult]:
     """Check several recipes and this machine before any build; raises RecipeError with all problems found.
 
     Problems that only downloaded sources can show are found later. `until` limits the builds as in `Build.until`.
+    With `elsewhere`, other machines run the steps, so the tools of this one do not matter.
     """
     results = [check_recipe(loaded, will_prepare=True) for loaded, _ in builds]
     found = dict.fromkeys(
@@ -362,7 +376,7 @@ def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store, unti
         for each in (
             *checked.diagnostics,
             *(() if until else _output_problems(out)),
-            *_machine_problems(loaded, checked, out, store, until),
+            *(() if elsewhere else _machine_problems(loaded, checked, out, store, until)),
         )
     )
     if any(each.severity == "error" for each in found):
@@ -395,20 +409,25 @@ def plan_runnable(
     on_progress: OnProgress = lambda what, done, total: None,
     on_read: Callable[[int, int], None] = lambda done, total: None,
     until: str = "",
+    *,
+    elsewhere: bool = False,
 ) -> Build:
     """Return a build that can run on this machine, at least up to the steps called `until`, of a `checked` recipe.
 
     Missing sources are downloaded, unless their metadata are cached and the store has every step that reads them.
-    Raises RecipeError as `prepare_sources` and `plan_build` do, and if this machine lacks a tool or its image.
+    Raises RecipeError as `prepare_sources` and `plan_build` do, and if this machine lacks a tool or its image, unless
+    the steps run `elsewhere`.
     """
     if checked.context:
         build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
-        _check_tools(loaded, build, store, until)
+        if not elsewhere:
+            _check_tools(loaded, build, store, until)
         if not (build.until(until) if until else build).needs_sources(store):
             return build
     prepare_sources(loaded, on_progress)
     build = plan_build(loaded, read_all=True, on_read=on_read)
-    _check_tools(loaded, build, store, until)
+    if not elsewhere:
+        _check_tools(loaded, build, store, until)
     return build
 
 

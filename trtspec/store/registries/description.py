@@ -19,9 +19,10 @@ from trtspec.core.paths import cache_dir
 from trtspec.store.artifact import Artifact, Manifest
 from trtspec.store.artifact_paths import MANIFEST, REPOSITORY
 from trtspec.store.registries.blobs import BlobIndex
+from trtspec.store.registries.download import fetch_document
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import Package
-from trtspec.store.registries.pull import explain_os_errors, fetch_document, read_documents
+from trtspec.store.registries.pull import explain_os_errors, read_documents
 from trtspec.store.registries.repository import Opening, Repository, open_location
 
 SCHEME = "oci:"
