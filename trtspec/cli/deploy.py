@@ -300,12 +300,15 @@ def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Seque
 
 def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, str]:
     """Parse KEY=VALUE settings of the target; raise DeployError for a missing value or a repeated key."""
-    pairs = [each.partition("=") for each in (*given, *([f"image={image}"] if image else []))]
+    return parse_pairs("--target-option", [*given, *([f"image={image}"] if image else [])])
+
+
+def parse_pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Parse the KEY=VALUE values of a repeatable option; raise DeployError for a missing value or a repeated key."""
+    pairs = [each.partition("=") for each in given]
     settings = {key: value for key, _, value in pairs}
     if not all(between for _, between, _ in pairs) or len(settings) < len(pairs):
-        raise DeployError(
-            "--target-option requires KEY=VALUE, each key once", hint="e.g. --target-option namespace=serving"
-        )
+        raise DeployError(f"{option} requires KEY=VALUE, each key once", hint=f"e.g. {option} namespace=serving")
     return settings
 
 
