@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a remote store as the local store uses it."""
+"""The interface of a remote store, as the local store uses it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from trtspec.fleet.pool import Advanced, Event, Finished, Lost, Message, Pool, P
 from trtspec.fleet.worker import run_step
 from trtspec.store.step import Step, StepProgress
 from trtspec.store.store import Store
-from trtspec.store.team import open_remote
+from trtspec.store.team.environment import open_remote
 
 NAME = "local"
 MAX_WORKERS = 256
