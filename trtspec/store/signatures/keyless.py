@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.errors import TrtspecError
-from trtspec.store.signatures.envelope import SignatureRefused
+from trtspec.core.errors import SignatureRefused, TrtspecError
 from trtspec.store.signatures.keys import ENVIRONMENT, EXTRA
 from trtspec.store.signatures.policy import matches
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trtspec.core.diagnostics import escape_unprintable
+from trtspec.core.errors import SignatureRefused
 from trtspec.core.versions import version_key
-from trtspec.store.signatures.envelope import SignatureRefused
 from trtspec.store.signatures.policy import ProvenanceSection, matches
 
 SOURCE, RECIPE = "source", "recipe"  # names of resolved dependencies begin with these
