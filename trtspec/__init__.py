@@ -427,8 +427,9 @@ def deploy(
 ) -> RunningDeployment:
     """Deploy an artifact whose gates pass; return once the server has answered a request.
 
-    `artifact` is a directory, or a location of `push`, whose artifact is pulled into the cache first. `signature` is a
-    policy that its signature has to fulfil (default: TRTSPEC_SIGNATURE_POLICY).
+    `artifact` is a directory, or a location of `push`, whose artifact is pulled into the cache first. The pods of
+    a cluster pull it themselves. `signature` is a policy that its signature has to fulfil (default:
+    TRTSPEC_SIGNATURE_POLICY).
     `ports` are by service ("http", "grpc", "metrics", "openai"), and `settings` are specific to the target. The other
     parameters are the options of `trtspec deploy`. Without `detach` the server ends with this process. `on_event`
     receives (state, message) during the start, and `on_skipped` the gates that are not evaluated.
@@ -437,13 +438,15 @@ def deploy(
     """
     from trtspec.bench.gates import check_gate_names
     from trtspec.deployment.base import deploy as serve
+    from trtspec.deployment.base import obtain_artifact
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
-    from trtspec.store.registries.pull import local_artifact
     from trtspec.store.signatures.policy import find_policy
 
     expected = parse_expected(manifest) if manifest else ""
-    place, expected = local_artifact(artifact, expected, policy=find_policy(signature), on_progress=on_progress)
+    place, expected, source = obtain_artifact(
+        artifact, target, expected, policy=find_policy(signature), on_progress=on_progress
+    )
     options = DeployOptions(
         name=name,
         host=host,
@@ -459,6 +462,7 @@ def deploy(
         shares=tuple(canary),
         shadow=shadow,
         settings=dict(settings or {}),
+        source=source,
         on_event=on_event,
     )
     return serve(place, target, options, on_progress=on_progress, baseline=baseline, on_left_out=on_skipped)

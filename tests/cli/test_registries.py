@@ -55,7 +55,7 @@ def test_errors_name_the_address_and_the_fix(built: Path, trtspec: Run) -> None:
 def test_damaged_artifact_is_not_pushed(built: Path, trtspec: Run) -> None:
     (built / "tokenizer" / "tokenizer.json").write_text("[]")
     refused = trtspec("push", built, "file:models:v1")
-    assert (refused.code, "differs from the artifact's manifest; nothing was published" in refused.err) == (102, True)
+    assert (refused.code, "differs from its recorded digest; nothing was published" in refused.err) == (102, True)
 
 
 def test_deploy_pulls_into_the_cache_first(artifact: Path, trtspec: Run, workplace: Path) -> None:

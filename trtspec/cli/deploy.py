@@ -116,10 +116,9 @@ def deploy(
     Example: trtspec deploy build/quickstart --detach
     """
     from trtspec.bench.gates import check_gate_names
-    from trtspec.deployment.base import serves_in_containers
+    from trtspec.deployment.base import obtain_artifact, serves_in_containers
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
-    from trtspec.store.registries.pull import local_artifact
     from trtspec.store.signatures.policy import find_policy
 
     settings = parse_target_settings(option or (), image)
@@ -132,7 +131,7 @@ def deploy(
     trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
     policy = None if systemd or is_unbuilt(artifact, render) else find_policy(signature)
     with transfer_bars() as on_transfer:
-        place, expected = local_artifact(artifact, expected, policy=policy, on_progress=on_transfer)
+        place, expected, source = obtain_artifact(artifact, target, expected, policy=policy, on_progress=on_transfer)
     if render is None:
         refuse_recipe(place)
     else:
@@ -145,10 +144,14 @@ def deploy(
             manifest=expected,
             trusted_report=trusted,
             settings=settings,
+            source=source,
         )
         files = write_files(place, target, render, options)
+        pinned = {"source": source.address} if source else {}
+        if source:
+            note(f"  artifact  {source.address}")
         print_result(
-            {"format_version": 1, "target": target, "rendered": str(render), "files": files},
+            {"format_version": 1, "target": target, "rendered": str(render), "files": files, **pinned},
             lambda: print_line("\n".join(str(render / path) for path in files)),
             as_json=json,
         )
@@ -184,7 +187,7 @@ def deploy(
 
     with counter() as on_progress:
         deployment = trtspec.deploy(
-            place,
+            artifact if source else place,
             target=target,
             name=name,
             host=host,
@@ -297,12 +300,15 @@ def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Seque
 
 def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, str]:
     """Parse KEY=VALUE settings of the target; raise DeployError for a missing value or a repeated key."""
-    pairs = [each.partition("=") for each in (*given, *([f"image={image}"] if image else []))]
+    return parse_pairs("--target-option", [*given, *([f"image={image}"] if image else [])])
+
+
+def parse_pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Parse the KEY=VALUE values of a repeatable option; raise DeployError for a missing value or a repeated key."""
+    pairs = [each.partition("=") for each in given]
     settings = {key: value for key, _, value in pairs}
     if not all(between for _, between, _ in pairs) or len(settings) < len(pairs):
-        raise DeployError(
-            "--target-option requires KEY=VALUE, each key once", hint="e.g. --target-option namespace=serving"
-        )
+        raise DeployError(f"{option} requires KEY=VALUE, each key once", hint=f"e.g. {option} namespace=serving")
     return settings
 
 

@@ -70,6 +70,13 @@ Cell = Annotated[
     list[str] | None,
     typer.Option("--variant", metavar="NAME", help="Matrix cell to use: a name or a pattern such as '*-draft_len-3*'."),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POOL",
+        help="Where steps run: local:N (worker processes), ray (a local cluster), ray://HOST:PORT or ray:HOST:PORT.",
+    ),
+]
 ManifestDigest = Annotated[
     str | None,
     typer.Option("--manifest", metavar="DIGEST", help="Require this digest of the manifest (sha256:HEX)."),

@@ -23,6 +23,7 @@ from trtspec.recipe.schema import (
     Engine,
     EngineBuild,
     Gates,
+    Labels,
     ModelSource,
     Placement,
     Quantization,
@@ -79,10 +80,14 @@ class ResolvedSpeculation(Speculation):
 
 
 class ResolvedEngineBuild(EngineBuild):
-    """Settings of trtllm-build; `image` and `timing_cache` (an absolute path) are "" if not set."""
+    """Settings of trtllm-build; `image` and `timing_cache` (an absolute path) are "" if not set.
+
+    Dumps omit `labels`, which only choose the machine of a build.
+    """
 
     image: str
     timing_cache: str
+    labels: Labels = Field(default={}, exclude=True)
 
 
 class ResolvedEngine(Engine):

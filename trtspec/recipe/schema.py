@@ -26,6 +26,7 @@ COMMIT = r"^[0-9a-f]{40}$"
 PICKLE = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.(bin|pt|pth)$"
 SHA256 = r"^[0-9a-f]{64}$"
 VERSION = r"^[0-9]{1,4}(\.[0-9]{1,4}){1,3}((rc|\.post)[0-9]{1,4})?$"
+LABEL = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
 HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
 
 PATTERN_DESCRIPTIONS = {
@@ -36,6 +37,7 @@ PATTERN_DESCRIPTIONS = {
     PICKLE: "the name of a .bin, .pt or .pth file",
     SHA256: "a SHA-256: 64 hexadecimal digits, as sha256sum prints it",
     VERSION: "a version, as 1.2.1",
+    LABEL: "a label: letters, digits, '.', '_', '-' and '/', at most 63, a letter or digit first and last",
     IMAGE: "a container image with a tag, a digest or both: NAME:TAG, NAME@sha256:<64 hexadecimal digits>",
 }
 
@@ -91,6 +93,7 @@ Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
 Argument = Annotated[Any, AfterValidator(_argument)]
 Image = Annotated[str, Field(pattern=IMAGE), AfterValidator(_image)]
 Pins = dict[Annotated[str, Field(pattern=PICKLE)], Annotated[str, Field(pattern=SHA256)]]
+Labels = dict[Annotated[str, Field(pattern=LABEL)], Annotated[str, Field(pattern=LABEL)]]
 GpuIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_no_repeats)]
 
 
@@ -252,6 +255,9 @@ class EngineBuild(StrictModel):
     timeout_s: int = Field(default=14400, ge=1, description="Maximum seconds per engine")
     timing_cache: str | None = Field(
         default=None, min_length=1, description="Timing cache to start the build from, relative to the recipe"
+    )
+    labels: Labels = Field(
+        default={}, description="Labels that a node must have to run this build on a cluster (docs/fleets.md)"
     )
 
 

@@ -45,7 +45,8 @@ from trtspec.store.artifact_paths import ATTESTATIONS, MANIFEST, REPORTS, unlist
 from trtspec.store.digest import dump_checksummed_text, has_valid_checksum
 from trtspec.store.file_records import FileRecord, Sha256
 
-SCHEMA = "trtspec.manifest/3"
+SCHEMA = "trtspec.manifest/4"
+EARLIER = tuple(f"trtspec.manifest/{version}" for version in (1, 2, 3))
 MAX_BYTES = 16 << 20
 BUILD_AGAIN = "build the artifact again"
 SIMULATED = "the acceptance of drafts is simulated, so its texts are not its target's"
@@ -192,7 +193,7 @@ def parse_expected(text: str, option: str = "--manifest") -> str:
 
 
 def _schema_hint(schema: object) -> str | None:
-    if schema in ("trtspec.manifest/1", "trtspec.manifest/2"):
+    if schema in EARLIER:
         return "an earlier version of trtspec built it, with other digests of its files; build it again"
     ours = isinstance(schema, str) and schema.startswith("trtspec.manifest/")
     return "read it with the trtspec that wrote it, or build it again" if ours else None

@@ -100,7 +100,7 @@ def test_publishing_an_equal_artifact_keeps_signatures_and_another_drops_them(si
 
 def test_damaged_artifact_is_not_signed(built: Path, signer: KeySigner) -> None:
     (built / DRAFT).write_bytes(b"x" * 2000)
-    with pytest.raises(DigestMismatch, match="differs from the artifact's manifest"):
+    with pytest.raises(DigestMismatch, match="differs from its recorded digest"):
         sign_directory(built, signer)
     assert not (built / "attestations").exists()
 

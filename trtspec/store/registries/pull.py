@@ -18,14 +18,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from trtspec.core.errors import DigestMismatch, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.files import file_lock
-from trtspec.core.hashing import SequentialDigest, read_chunks
 from trtspec.core.paths import cache_dir, store_dir
 from trtspec.store.artifact import (
-    MAX_BYTES,
     Artifact,
     Manifest,
     check_artifact_path,
@@ -38,8 +36,9 @@ from trtspec.store.artifact_cache import remember_published
 from trtspec.store.file_records import FileRecord
 from trtspec.store.plan import format_bytes
 from trtspec.store.registries.blobs import BlobIndex
-from trtspec.store.registries.http_client import Broken, Patience
-from trtspec.store.registries.modelpack import Descriptor, Package, check_digest, parse_image_manifest, read_package
+from trtspec.store.registries.download import download_file, fetch_document
+from trtspec.store.registries.http_client import Patience
+from trtspec.store.registries.modelpack import Package, parse_image_manifest, read_package
 from trtspec.store.registries.repository import Opening, Repository, is_location, open_location
 from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
 from trtspec.store.signatures.attestations import fetch_attestations, read_attestations, write_attestations
@@ -117,18 +116,14 @@ def pull_artifact(
     stopped, known = Event(), BlobIndex()
     repository = open_location(address, Opening(False, patience or Patience(), stopped, known))
     try:
-        document = repository.manifest()
-        image = parse_image_manifest(address, document)
-        package = read_package(address, image)
-        fetch_document(repository, address, "the model configuration", image.config)  # only verified
-        data, manifest = fetch_manifest(repository, address, package, expected)
+        document, package, data, manifest = read_documents(repository, address, expected)
         digest = f"sha256:{hashlib.sha256(document).hexdigest()}"
         attestations = fetch_attestations(repository, digest)
         signed = SignedArtifact(package.manifest.hex, manifest.recipe.name, attestations, address)
         signature = check_signature(signed, policy) if policy else None
         out = Path(os.path.realpath(place(manifest, package.manifest.hex)))
         check_artifact_path(out)
-        with _explain_os_errors(out), _staging(out) as staging:
+        with explain_os_errors(out), _staging(out) as staging:
             pull = _Pull(package, manifest, repository, out, staging, stopped, on_progress)
             status = pull.run(data)
         known.learn([(each.digest, package.files[each.path].hex) for each in pull.fetched], repository.place)
@@ -149,6 +144,19 @@ def pull_artifact(
     finally:
         stopped.set()
         repository.close()
+
+
+def read_documents(repository: Repository, address: str, expected: str) -> tuple[bytes, Package, bytes, Manifest]:
+    """Return the image manifest, the files that it lists, and the artifact's manifest as bytes and parsed; verified.
+
+    Raises like `pull_artifact`.
+    """
+    document = repository.manifest()
+    image = parse_image_manifest(address, document)
+    package = read_package(address, image)
+    fetch_document(repository, address, "the model configuration", image.config)  # only verified
+    data, manifest = fetch_manifest(repository, address, package, expected)
+    return document, package, data, manifest
 
 
 def local_artifact(
@@ -202,27 +210,6 @@ def check_location(
     finally:
         stopped.set()
         repository.close()
-
-
-def fetch_document(repository: Repository, where: str, what: str, blob: Descriptor) -> bytes:
-    """Return the verified bytes of a document; raises TrtspecError if it is larger than MAX_BYTES."""
-    if blob.size > MAX_BYTES:
-        raise TrtspecError(f"{what} exceeds {MAX_BYTES:,} bytes", where=where)
-    failed = repository.failed()
-    while True:
-        data = bytearray()
-        try:
-            for piece in repository.pieces(blob, 0):
-                data += piece
-                if len(data) > blob.size:
-                    break
-            if len(data) < blob.size:
-                raise Broken(f"the transfer of {what} was cut off")
-        except Broken as error:
-            failed(error)
-            continue
-        check_digest(where, what, bytes(data), blob.digest)
-        return bytes(data)
 
 
 def fetch_manifest(repository: Repository, where: str, package: Package, expected: str = "") -> tuple[bytes, Manifest]:
@@ -321,76 +308,10 @@ class _Pull:
         return self._staging / f"{self._package.files[record.path].hex}.part"
 
     def _fetch(self, record: FileRecord) -> Path:
-        """Fetch and verify one file; a partial file that turns out wrong is fetched again once."""
-        blob, part = self._package.files[record.path], self._part(record)
-        for is_last in (False, True):
-            with part.open("a+b", buffering=0) as file:
-                try:
-                    Download(self._repository, blob, record, file, self._meter).run()
-                except DigestMismatch:
-                    file.truncate(0)
-                    if is_last:
-                        raise
-                    continue
-                os.fchmod(file.fileno(), 0o444)
-                os.fsync(file.fileno())
-            os.rename(part, part.with_suffix(""))
-            break
+        part = self._part(record)
+        download_file(self._repository, self._package.files[record.path], record, part, self._meter)
+        os.rename(part, part.with_suffix(""))
         return part.with_suffix("")
-
-
-class Download:
-    """The download of one blob to an open file, which may have its beginning; each full segment is verified at once."""
-
-    def __init__(
-        self,
-        repository: Repository,
-        blob: Descriptor,
-        record: FileRecord,
-        file: BinaryIO,
-        on_bytes: Callable[[int], None],
-    ) -> None:
-        self._repository, self._blob, self._record, self._file, self._on_bytes = (
-            repository,
-            blob,
-            record,
-            file,
-            on_bytes,
-        )
-        self._digest = SequentialDigest()
-
-    def run(self) -> None:
-        """Fetch and verify the rest; raises DigestMismatch for wrong bytes, which remain in the file."""
-        for piece in read_chunks(self._file.fileno()):
-            self._add(piece)
-        failed = self._repository.failed()
-        while (before := self._digest.position) < self._record.size:
-            try:
-                for received in self._repository.pieces(self._blob, before):
-                    self._file.write(received)
-                    self._add(received)
-                if self._digest.position < self._record.size:
-                    raise Broken("the transfer was cut off")
-            except Broken as error:
-                if self._digest.position > before:
-                    failed = self._repository.failed()
-                failed(error)
-        if self._digest.segments != self._record.segments or self._digest.sha256 != self._blob.hex:
-            raise self._mismatch("its digest differs")
-
-    def _add(self, data: bytes | memoryview) -> None:
-        count = len(self._digest.finished_segments)
-        self._digest.update(data)
-        self._on_bytes(len(data))
-        if self._digest.position > self._record.size:
-            raise self._mismatch(f"more than {self._record.size:,} bytes arrived")
-        found = self._digest.finished_segments
-        if found[count:] != self._record.segments[count : len(found)]:
-            raise self._mismatch(f"the bytes before {self._digest.position:,} differ")
-
-    def _mismatch(self, what: str) -> DigestMismatch:
-        message = f"{self._record.path!a} ({self._blob.digest}) is not the promised file: {what}"
-        return DigestMismatch(message, where=self._repository.label, hint="push the artifact again")
 
 
 def _list_files(artifact: Artifact, records: list[FileRecord]) -> Mapping[str, Path]:
@@ -424,7 +345,7 @@ def _staging(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _explain_os_errors(out: Path) -> Iterator[None]:
+def explain_os_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -12,16 +12,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import Any
 
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import read_bounded
-from trtspec.core.hashing import SequentialDigest, digest_and_sha256
 from trtspec.store.artifact import MAX_BYTES, Artifact, load_artifact
 from trtspec.store.artifact_paths import MANIFEST
-from trtspec.store.file_records import FileRecord
-from trtspec.store.registries.blobs import BlobIndex, BlobSource
+from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import (
     IMAGE_MANIFEST,
@@ -33,10 +31,10 @@ from trtspec.store.registries.modelpack import (
     render_manifest,
 )
 from trtspec.store.registries.repository import Opening, Repository, open_location
-from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
+from trtspec.store.registries.transfer import Meter, OnProgress
+from trtspec.store.registries.upload import Uploads, checked_sha256
 from trtspec.store.signatures.attestations import attach_attestations, read_attestations
 
-SMALL_BYTES = 1 << 20  # smaller files are sent in one request
 MAX_HINTS = 8  # tags whose manifests are read for the sizes of present files
 
 
@@ -108,18 +106,14 @@ class _Push:
         self._artifact, self._address, self._repository, self._known = artifact, address, repository, known
         self._stopped = stopped
         self._total = sum(record.size for record in artifact.manifest.files)
-        self._meter = Meter("push", self._total, stopped, on_progress)
-        self._sent = 0
-        self._lock = Lock()
+        meter = Meter("push", self._total, stopped, on_progress)
+        self._uploads = Uploads(repository, known, meter)
 
     def run(self) -> PushResult:
-        records = self._artifact.manifest.files
-        distinct = {record.digest: record for record in records}  # equal files are one blob
-        sizes = present_sizes(self._repository) if any(map(self._needs_upload, distinct.values())) else set()
-        largest_first = sorted(distinct.values(), key=lambda record: -record.size)
-        found = transfer_all(lambda record: self._bring(record, sizes), largest_first, self._stopped, self._repository)
-        sha256 = {record.digest: each for record, each in zip(largest_first, found, strict=True)}
-        self._known.learn(sha256.items(), self._repository.place)
+        records, root = self._artifact.manifest.files, self._artifact.root
+        if any(map(self._uploads.needs_upload, records)):
+            self._uploads.sizes = present_sizes(self._repository)
+        sha256 = self._uploads.bring_all({root / record.path: record for record in records}, self._stopped)
         return self._publish(render_image(self._artifact, sha256))
 
     def _publish(self, image: Image) -> PushResult:
@@ -134,53 +128,9 @@ class _Push:
             manifest=f"sha256:{self._artifact.digest}",
             files=len(self._artifact.manifest.files) + 1,
             total_bytes=self._total,
-            sent_bytes=self._sent,
+            sent_bytes=self._uploads.sent_bytes,
             attestations=attached,
         )
-
-    def _needs_upload(self, record: FileRecord) -> bool:
-        return record.size > SMALL_BYTES and self._known.sha256(record.digest) is None
-
-    def _bring(self, record: FileRecord, sizes: set[int]) -> str:
-        """Return the SHA-256 of a file's content, which the location has afterwards."""
-        path = self._artifact.root / record.path
-        if record.size <= SMALL_BYTES:
-            return self._bring_small(path, record)
-        sha256 = self._known.sha256(record.digest)
-        if sha256 is None and record.size in sizes:
-            sha256 = checked_sha256(path, record)
-            self._known.learn([(record.digest, sha256)])
-        if sha256 is not None and self._is_present(record, sha256):
-            self._meter(record.size)
-            return sha256
-        with BlobSource(path, record, self._meter) as source:
-            sha256 = self._repository.upload(source)
-        self._count_sent(record.size)
-        self._known.learn([(record.digest, sha256)], self._repository.place)
-        return sha256
-
-    def _is_present(self, record: FileRecord, sha256: str) -> bool:
-        digest = f"sha256:{sha256}"
-        places = self._known.places(record.digest)
-        return self._repository.has_blob(digest, record.size) or self._repository.take_blob(digest, record.size, places)
-
-    def _bring_small(self, path: Path, record: FileRecord) -> str:
-        data = read_bounded(path, SMALL_BYTES, follow=False)
-        digest = SequentialDigest()
-        digest.update(data)
-        if len(data) != record.size or digest.segments != record.segments:
-            raise DigestMismatch(
-                "the file differs from the artifact's manifest; nothing was published", where=str(path)
-            )
-        if not self._repository.has_blob(f"sha256:{digest.sha256}", record.size):
-            self._repository.upload_bytes(data)
-            self._count_sent(record.size)
-        self._meter(record.size)
-        return digest.sha256
-
-    def _count_sent(self, nbytes: int) -> None:
-        with self._lock:
-            self._sent += nbytes
 
 
 @dataclass(frozen=True)
@@ -240,11 +190,3 @@ def present_sizes(repository: Repository) -> set[int]:
                 manifest = parse_image_manifest(tag, repository.manifest(tag))
                 sizes |= {layer.size for layer in manifest.layers}
     return sizes
-
-
-def checked_sha256(path: Path, record: FileRecord) -> str:
-    """Return the SHA-256 of a file, in hex; raises DigestMismatch if the file differs from its record."""
-    digest, sha256 = digest_and_sha256(path)
-    if digest != record.digest:
-        raise DigestMismatch("the file differs from the artifact's manifest; nothing was published", where=str(path))
-    return sha256

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, urljoin, urlsplit
@@ -47,11 +47,11 @@ from trtspec.store.registries.referrers import (
     is_fallback_tag,
     parse_index,
 )
-from trtspec.store.registries.repository import Opening
+from trtspec.store.registries.repository import Opening, UnknownReference
 
 CHUNK_BYTES = SEGMENT_BYTES  # what is sent again if a registry drops an interrupted chunk
 MAX_CHUNK_BYTES = 4 << 30  # of a registry that requires larger chunks
-MAX_TAGS, TAGS_PER_PAGE, MAX_TAGS_BYTES = 1000, 100, 1 << 20
+MAX_TAGS, TAGS_PER_PAGE, MAX_TAGS_BYTES = 50_000, 1000, 1 << 20
 EXAMPLE = "e.g. oci://registry.example.com/team/model:v1"
 DOCKER_HUB_API = "registry-1.docker.io"
 SESSION_DAYS = 7
@@ -59,6 +59,7 @@ MAX_STARTS = 3  # of an upload whose bytes the registry rejects at the end
 SESSION_SCHEMA = "trtspec.upload/1"
 OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL, NOT_FOUND = 200, 201, 202, 204, 206, 404
 UNAVAILABLE_RANGE, METHOD_NOT_ALLOWED = 416, 405
+REFUSES_DELETION = {400, METHOD_NOT_ALLOWED, 415, 501}
 # The upload is unknown or has other bytes. Distribution 2.8 sometimes replies so if several clients upload one blob.
 FORGOTTEN = {400, NOT_FOUND}
 
@@ -124,14 +125,14 @@ class OciRepository:
         reply = self._client.exchange("GET", path, headers={"Accept": IMAGE_MANIFEST}, max_bytes=MAX_MANIFEST_BYTES)
         if reply.status == NOT_FOUND:
             message = f"oci://{self.place} has no {reference}"
-            raise RegistryError(message, hint=f"trtspec list oci://{self.place} shows its tags")
+            raise UnknownReference(message, hint=f"trtspec list oci://{self.place} shows its tags")
         if reply.status != OK:
             raise rejection(reply, "the manifest cannot be read")
         check_announced(reply, reference)
         return reply.body
 
-    def publish(self, manifest: bytes) -> None:
-        self._store(self.reference, manifest, IMAGE_MANIFEST)
+    def publish(self, manifest: bytes, tag: str = "") -> None:
+        self._store(tag or self.reference, manifest, IMAGE_MANIFEST)
 
     def _store(self, reference: str, manifest: bytes, media_type: str) -> Reply:
         path = f"{self.base}/manifests/{reference}"
@@ -187,6 +188,22 @@ class OciRepository:
         check_announced(reply)
         return reply
 
+    def remove(self, tags: Sequence[str]) -> None:
+        """Delete manifests by their digests, as registries require; the registry's own cleanup removes the blobs."""
+        for tag in tags:
+            try:
+                digest = f"sha256:{hashlib.sha256(self.manifest(tag)).hexdigest()}"
+            except UnknownReference:
+                continue
+            reply = self._client.exchange("DELETE", f"{self.base}/manifests/{digest}")
+            if reply.status in REFUSES_DELETION:
+                hint = "enable deletion in the registry (Distribution: storage.delete.enabled), or use its own tools"
+                raise RegistryError(
+                    f"the registry does not delete manifests: {reason(reply)}", where=self.label, hint=hint
+                )
+            if reply.status not in (OK, ACCEPTED, NO_CONTENT, NOT_FOUND):
+                raise rejection(reply, "the manifest was not deleted")
+
     def tags(self) -> list[str]:
         path, found = f"{self.base}/tags/list?n={TAGS_PER_PAGE}", set[str]()
         while path and len(found) < MAX_TAGS:
@@ -224,6 +241,10 @@ class OciRepository:
             if response.status in TRANSIENT:
                 found = {name.lower(): value for name, value in response.getheaders()}
                 raise Broken(f"HTTP status {response.status}", retry_after_s(found))
+            if response.status == NOT_FOUND:
+                raise UnknownReference(
+                    f"a file is missing: {blob.digest}", where=shown(urljoin(self._client.origin, path))
+                )
             if response.status not in (OK, PARTIAL):
                 body = response.read(4096)
                 raise rejection(
