@@ -353,6 +353,7 @@ def _open(options: PoolOptions) -> RayPool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_enable_metrics_collection", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         import ray
     except ImportError:
@@ -367,8 +368,9 @@ def _open(options: PoolOptions) -> RayPool:
         cluster = f"ray:{address}"
         _reach(address.removeprefix("//"), cluster)
         arguments |= {"address": f"ray:{address}" if address.startswith("//") else address}
-        if address.startswith("127."):  # the driver finds the cluster's node on this machine by its address
-            arguments |= {"_node_ip_address": address.rpartition(":")[0]}
+        if address.startswith(f"{LOOPBACK}:"):
+            # Ray replaces this address by that of a network interface, unless it is written in another way.
+            arguments |= {"address": address.replace(LOOPBACK, "127.1", 1), "_node_ip_address": LOOPBACK}
     _connect(ray, arguments, cluster, starts=not address)
     try:
         return RayPool(ray, cluster)
