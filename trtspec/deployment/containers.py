@@ -14,7 +14,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,6 +67,19 @@ def write_rendered(out: Path, rendered: Mapping[str, str]) -> list[str]:
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         replace_file(out / path, text.encode())
     return sorted(rendered)
+
+
+def setting(default: Any, description: str) -> Any:
+    """Return a field of a dataclass of settings, with the description of its option."""
+    return field(default=default, metadata={"description": description})
+
+
+def check_label(option: str, text: str) -> None:
+    """Raise DeployError if the value of an option is not a DNS label."""
+    if not LABEL.fullmatch(text) or len(text) > 63:
+        raise DeployError(
+            f"option {option}: {text!r} is not a DNS label", hint="use a-z, 0-9 and '-', at most 63 characters"
+        )
 
 
 Settings = TypeVar("Settings")

@@ -55,6 +55,10 @@ class BuildJob:
         """Return the shell command that compares the artifact with its target and evaluates the gates."""
         return shlex.join(["trtspec", "verify", f"build/{self.name}", "--undecided", "fail"])
 
+    def sign(self) -> str:
+        """Return the shell command that signs the artifact with the identity of the job."""
+        return shlex.join(["trtspec", "sign", f"build/{self.name}", "--keyless"])
+
     def report(self, form: str, out: str = "") -> str:
         """Return the shell command that writes a report in format `form` to the file `out`, or to standard output."""
         into = ["--out", out] if out else []
@@ -75,6 +79,7 @@ class Pipeline:
         packages: the arguments of `pip install`; "" for trtspec with the extras that builds and tests need.
         runner: label of the runners of jobs without a GPU; "" for the CI system's default.
         branch: the branch on which pushes start the pipeline.
+        sign: whether jobs sign what they have built and verified, except in pull requests.
     """
 
     recipes: tuple[str, ...]
@@ -83,9 +88,11 @@ class Pipeline:
     packages: str
     runner: str
     branch: str
+    sign: bool = False
 
     def install(self) -> str:
-        packages = self.packages or f"trtspec[{in_process_backend()[0]},triton]"
+        extras = [in_process_backend()[0], *(["sign"] if self.sign else []), "triton"]
+        packages = self.packages or f"trtspec[{','.join(extras)}]"
         return shlex.join(["python", "-m", "pip", "install", *shlex.split(packages)])
 
     def checks(self) -> list[str]:
@@ -93,7 +100,15 @@ class Pipeline:
 
 
 def make_pipeline(
-    recipes: Sequence[Path], root: Path, *, python: str, install: str, cpu_runner: str, gpu_runner: str, branch: str
+    recipes: Sequence[Path],
+    root: Path,
+    *,
+    python: str,
+    install: str,
+    cpu_runner: str,
+    gpu_runner: str,
+    branch: str,
+    sign: bool = False,
 ) -> Pipeline:
     """Create the pipeline for recipe files of the project at `root`; engines that need a GPU get `gpu_runner`.
 
@@ -110,7 +125,7 @@ def make_pipeline(
                 raise TrtspecError(f"two recipes are called {name}", where=relative, hint="change `name`")
             runner = gpu_runner if needs_gpu else cpu_runner
             jobs[name] = BuildJob(name, relative, name if len(loaded) > 1 else "", needs_gpu, runner)
-    return Pipeline(tuple(paths), tuple(jobs.values()), python, install, cpu_runner, branch)
+    return Pipeline(tuple(paths), tuple(jobs.values()), python, install, cpu_runner, branch, sign)
 
 
 def render_pipeline(system: str, pipeline: Pipeline) -> str:
@@ -156,6 +171,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 RUNNER = "ubuntu-latest"
 SUMMARY = '"$GITHUB_STEP_SUMMARY"'
 ALWAYS = "${{ !cancelled() }}"
+IS_NO_PULL_REQUEST = "${{ github.event_name != 'pull_request' }}"  # those of forks get no identity token
 
 
 def github_workflow(pipeline: Pipeline) -> dict[str, Any]:
@@ -206,12 +222,14 @@ def _github_build(job: BuildJob, pipeline: Pipeline) -> dict[str, Any]:
         "needs": "check",
         "runs-on": job.runner or RUNNER,
         "timeout-minutes": TIMEOUT_MINUTES,
+        **({"permissions": {"contents": "read", "id-token": "write"}} if pipeline.sign else {}),
         "steps": [
             *_github_setup(pipeline),
             {"name": "Find the key of the artifact", "id": "plan", "run": key},
             {"name": "Restore the store of steps", "uses": "actions/cache@v4", "with": restored},
             {"name": "Build", "run": job.build()},
             {"name": "Verify", "run": job.verify()},
+            *([{"name": "Sign", "if": IS_NO_PULL_REQUEST, "run": job.sign()}] if pipeline.sign else []),
             {"name": "Report", "if": ALWAYS, "run": "\n".join(reports)},
             {"name": "Pack the artifact", "run": job.pack()},
             {"name": "Upload the artifact", **_upload(job.name, f"{job.name}.tar")},
@@ -258,7 +276,7 @@ def gitlab_configuration(pipeline: Pipeline) -> dict[str, Any]:
             **_gitlab_tags(pipeline.runner),
             "script": [*pipeline.checks(), *(job.command("plan") for job in pipeline.jobs)],
         },
-        **{f"build {job.name}": _gitlab_build(job) for job in pipeline.jobs},
+        **{f"build {job.name}": _gitlab_build(job, pipeline) for job in pipeline.jobs},
     }
 
 
@@ -267,7 +285,8 @@ def _gitlab_tags(runner: str) -> dict[str, Any]:
     return {"tags": [runner]} if runner else {}
 
 
-def _gitlab_build(job: BuildJob) -> dict[str, Any]:
+def _gitlab_build(job: BuildJob, pipeline: Pipeline) -> dict[str, Any]:
+    sign = f'if [ "$CI_PIPELINE_SOURCE" != merge_request_event ]; then {job.sign()}; fi'
     return {
         "extends": BASE,
         "stage": "build",
@@ -280,7 +299,8 @@ def _gitlab_build(job: BuildJob) -> dict[str, Any]:
             "paths": [CACHE],
             "when": "always",
         },
-        "script": [job.build(), job.verify(), job.pack()],
+        **({"id_tokens": {"SIGSTORE_ID_TOKEN": {"aud": "sigstore"}}} if pipeline.sign else {}),
+        "script": [job.build(), job.verify(), *([sign] if pipeline.sign else []), job.pack()],
         "after_script": [f"{job.report('junit', 'junit.xml')} || true", f"{job.report('markdown')} || true"],
         "artifacts": {
             "name": job.name,

@@ -26,9 +26,9 @@ from trtspec.core.processes import die_with_parent, sigterm_as_interrupt
 from trtspec.fleet.labels import Node
 from trtspec.fleet.pool import Advanced, Event, Finished, Lost, Message, Pool, PoolKind, PoolOptions, Started, Task
 from trtspec.fleet.worker import run_step
-from trtspec.store.remote import open_remote
 from trtspec.store.step import Step, StepProgress
 from trtspec.store.store import Store
+from trtspec.store.team.environment import open_remote
 
 NAME = "local"
 MAX_WORKERS = 256

@@ -41,9 +41,9 @@ from trtspec.fleet.pool import (
     Task,
 )
 from trtspec.fleet.worker import code_digest, run_step
-from trtspec.store.remote import open_remote
 from trtspec.store.step import Step, StepProgress
 from trtspec.store.store import Store
+from trtspec.store.team.environment import open_remote
 
 log = logging.getLogger(__name__)
 

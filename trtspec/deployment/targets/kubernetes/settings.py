@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from ipaddress import ip_network
 from typing import Any
 
 from trtspec.core.errors import DeployError
 from trtspec.core.image_references import IMAGE_BY_DIGEST
-from trtspec.deployment.containers import LABEL, ContainerWorkload, parse_settings, quantity
+from trtspec.deployment.containers import LABEL, ContainerWorkload, check_label, parse_settings, quantity, setting
 
 FORMS = ("deployment", "kserve", "dynamo")
 MODELPACK = "model.csi.modelpack.org"  # the driver of modelpack/model-csi-driver
@@ -18,10 +18,6 @@ WHERE = "pvc:CLAIM[/DIR], or oci, image or modelpack with :HOST/NAME@sha256:..."
 PULL_BYTES = 1 << 30  # additional disk space for a pull
 FETCH_BYTES_S = 50 << 20  # throughput of a slow network
 REGISTRY_KINDS = ("oci", "image", "modelpack")  # an init container that pulls, an image volume, the CSI driver
-
-
-def _setting(default: Any, description: str) -> Any:
-    return field(default=default, metadata={"description": description})
 
 
 def _is_network(text: str) -> bool:
@@ -36,22 +32,22 @@ def _is_network(text: str) -> bool:
 class ClusterSettings:
     """Settings of the Kubernetes target; their names are the keys of `--target-option`."""
 
-    image: str = _setting("", "serving image, NAME@sha256:...")
-    artifact: str = _setting("", f"location: {WHERE} (default for oci://...: oci)")
-    pull_secret: str = _setting("", "Secret of the type kubernetes.io/dockerconfigjson with the registry's credentials")
-    pull_image: str = _setting("", "image with trtspec for the init container (default: the serving image)")
-    registry_cidr: str = _setting("", "addresses of the registry, for the network policy (default: any)")
-    form: str = _setting("deployment", "deployment, kserve or dynamo: how it is run")
-    namespace: str = _setting("default", "namespace")
-    replicas: int = _setting(1, "minimum number of servers")
-    max_replicas: int = _setting(4, "maximum number of servers with autoscaling")
-    node_gpus: int = _setting(8, "GPUs per machine")
-    prometheus: str = _setting("http://prometheus-operated.monitoring.svc:9090", "address of Prometheus, for KEDA")
-    gateway: str = _setting("gateway-system/gateway", "NAMESPACE/NAME of the Gateway for requests")
-    canary_of: str = _setting("", "stable deployment whose requests it shares")
-    weight: int = _setting(5, "percentage of those requests, 0 to 100")
-    dynamo_version: str = _setting("1.6.1", "version of Dynamo in the image")
-    context: str = _setting("", "kubectl context (default: the current one)")
+    image: str = setting("", "serving image, NAME@sha256:...")
+    artifact: str = setting("", f"location: {WHERE} (default for oci://...: oci)")
+    pull_secret: str = setting("", "Secret of the type kubernetes.io/dockerconfigjson with the registry's credentials")
+    pull_image: str = setting("", "image with trtspec for the init container (default: the serving image)")
+    registry_cidr: str = setting("", "addresses of the registry, for the network policy (default: any)")
+    form: str = setting("deployment", "deployment, kserve or dynamo: how it is run")
+    namespace: str = setting("default", "namespace")
+    replicas: int = setting(1, "minimum number of servers")
+    max_replicas: int = setting(4, "maximum number of servers with autoscaling")
+    node_gpus: int = setting(8, "GPUs per machine")
+    prometheus: str = setting("http://prometheus-operated.monitoring.svc:9090", "address of Prometheus, for KEDA")
+    gateway: str = setting("gateway-system/gateway", "NAMESPACE/NAME of the Gateway for requests")
+    canary_of: str = setting("", "stable deployment whose requests it shares")
+    weight: int = setting(5, "percentage of those requests, 0 to 100")
+    dynamo_version: str = setting("1.6.1", "version of Dynamo in the image")
+    context: str = setting("", "kubectl context (default: the current one)")
 
     def check(self) -> None:
         """Raise DeployError for an invalid value."""
@@ -59,10 +55,7 @@ class ClusterSettings:
         names = [("namespace", self.namespace), ("canary-of", self.canary_of or "a")]
         names.append(("pull-secret", self.pull_secret or "a"))
         for name, text in (*names, ("gateway", namespace), ("gateway", gateway)):
-            if not LABEL.fullmatch(text) or len(text) > 63:
-                raise DeployError(
-                    f"option {name}: {text!r} is not a DNS label", hint="use a-z, 0-9 and '-', at most 63 characters"
-                )
+            check_label(name, text)
         if self.form not in FORMS:
             raise DeployError(f"option form: {self.form!r} is not one of {', '.join(FORMS)}")
         if not 1 <= self.replicas <= self.max_replicas <= 1000 or not 1 <= self.node_gpus <= 64 or self.weight > 100:
