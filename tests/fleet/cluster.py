@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 OBJECT_STORE_BYTES = 80 << 20  # the smallest that Ray accepts is 75 MiB
-LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 in an address by the address of a network interface
 BUSY_S = 60
 
 

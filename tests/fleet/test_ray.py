@@ -22,6 +22,9 @@ from trtspec.core.processes import wait_until
 from trtspec.fleet.labels import Requirement
 from trtspec.fleet.pool import Pool, PoolOptions, find_pool
 from trtspec.fleet.scheduler import Cell, Limits, Scheduler
+from trtspec.store.artifact_paths import ATTESTATIONS
+from trtspec.store.entry import StoreEntry
+from trtspec.store.store import Store
 
 pytest.importorskip("ray")
 
@@ -69,8 +72,10 @@ def trtspec_on(cluster: RayCluster, on: str, base: Path, name: str) -> tuple[int
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
-def digests(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+def contents(directory: Path) -> dict[str, bytes]:
+    """Return the files of all artifacts in a directory, without the provenance, which has the times of a build."""
+    paths = [path for path in directory.rglob("*") if path.is_file() and ATTESTATIONS not in path.parts]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 
 
 def test_matrix_is_built_where_labels_fit_and_equals_a_local_build(cluster: RayCluster, base: Path) -> None:
@@ -89,12 +94,12 @@ def test_matrix_is_built_where_labels_fit_and_equals_a_local_build(cluster: RayC
     command = [sys.executable, "-m", "trtspec", "build", "m.yaml", "--variant", a["name"], "--variant", b["name"]]
     variables = {**os.environ, "TRTSPEC_CACHE": str(local / "cache")}
     subprocess.run(command, cwd=local, env=variables, timeout=COMMAND_S, check=True, capture_output=True)
-    assert digests(base / "direct" / "build") == digests(local / "build")
+    assert contents(base / "direct" / "build") == contents(local / "build")
     # Another machine without a store, through the client's port: everything comes from the team store.
     code, document, _ = trtspec_on(cluster, f"ray://{LOOPBACK}:{cluster.client_port}", base, "client")
     assert [each["status"] for each in document["recipes"]] == ["published", "published", "unplaceable"]
     assert sum(each["builds"] for each in document["keys"]) == 0
-    assert digests(base / "client" / "build") == digests(local / "build")
+    assert contents(base / "client" / "build") == contents(local / "build")
 
 
 @pytest.fixture
@@ -157,6 +162,11 @@ def test_lost_node_error_and_bug_on_a_cluster(cluster: RayCluster, base: Path, p
     assert scheduler.steps[cells[6].steps[0].key].losses == 1
 
 
+def entries(base: Path) -> list[StoreEntry]:
+    """Return the entries of the stores of both nodes."""
+    return [entry for name in ("cache-a", "cache-b") for entry in Store(base / name / "store").entries()]
+
+
 DRIVER = """
 import sys
 from pathlib import Path
@@ -183,9 +193,12 @@ def test_killed_driver_resumes_with_finished_steps(cluster: RayCluster, base: Pa
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait(10)
+    done, lines = {entry.name for entry in entries(base)}, len(log.read_text().splitlines())
     subprocess.run(command, env=variables, timeout=COMMAND_S, check=True)
-    built = [line.split()[0] for line in log.read_text().splitlines()]
-    assert sorted(built) == sorted([f"first{n}" for n in range(6)] + [f"last{n}" for n in range(6)])
+    again = {line.split()[0] for line in log.read_text().splitlines()[lines:]}
+    assert {f"first{n}" for n in range(6)} & done
+    assert not again & done
+    assert {f"{step}{n}" for n in range(6) for step in ("first", "last")} <= {entry.name for entry in entries(base)}
 
 
 def test_nodes_with_separate_stores_require_a_team_store(cluster: RayCluster, base: Path) -> None:

@@ -289,16 +289,20 @@ class RayPool(Pool):
                 for key in self._nodes
             }
             ready, _ = self._ray.wait(list(refs), num_returns=len(refs), timeout=PROBE_S) if refs else ([], [])
-            return {refs[ref]: self._site(ref) for ref in ready}
+            found = {refs[ref]: self._site(ref) for ref in ready}
+            return {identity: site for identity, site in found.items() if site}
         finally:
             (root / token).unlink(missing_ok=True)
 
-    def _site(self, ref: Any) -> Site:
+    def _site(self, ref: Any) -> Site | None:
+        """Return the facts from a probe, or None if its node was lost."""
         try:
             site: Site = self._ray.get(ref, timeout=CALL_S)
-        except self._ray.exceptions.RayError as error:
+        except self._ray.exceptions.RayTaskError as error:
             failure = _import_failure(error)
             raise TrtspecError(failure.message, where=self._cluster, hint=failure.hint) from None
+        except self._ray.exceptions.RayError:
+            return None
         return site
 
 
@@ -353,11 +357,11 @@ def _open(options: PoolOptions) -> RayPool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_enable_metrics_collection", "0")
-    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         import ray
     except ImportError:
         raise TrtspecError("--on ray requires Ray", hint="pip install 'trtspec[ray]'") from None
+    logging.getLogger("ray").setLevel(logging.ERROR)
     arguments: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     address = options.address
     if not address:
@@ -368,9 +372,8 @@ def _open(options: PoolOptions) -> RayPool:
         cluster = f"ray:{address}"
         _reach(address.removeprefix("//"), cluster)
         arguments |= {"address": f"ray:{address}" if address.startswith("//") else address}
-        if address.startswith(f"{LOOPBACK}:"):
-            # Ray replaces this address by that of a network interface, unless it is written in another way.
-            arguments |= {"address": address.replace(LOOPBACK, "127.1", 1), "_node_ip_address": LOOPBACK}
+        if address.startswith("127."):  # by this address the driver finds its node, which is on this machine
+            arguments |= {"_node_ip_address": address.rpartition(":")[0]}
     _connect(ray, arguments, cluster, starts=not address)
     try:
         return RayPool(ray, cluster)
