@@ -33,7 +33,7 @@ ORDER = (
     *("planning", "bench", "deployment", "training", "report", "cli", "__main__"),
 )
 # Folders that are scanned for extensions. Packages before them use extensions through the registry alone.
-EXTENSIONS = ("fleet/pools", "families", "methods", "backends", "deployment/targets")
+EXTENSIONS = ("fleet/pools", "families", "methods", "backends", "deployment/targets", "deployment/build_jobs/kinds")
 BACKENDS = sorted(
     path.parent.name for path in (PACKAGE / "backends").glob("*/__init__.py") if "BACKEND = " in path.read_text()
 )
