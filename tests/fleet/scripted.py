@@ -75,6 +75,6 @@ class ScriptedPool(Pool):
         if is_lost:
             self.losses -= 1
             return Lost(key, node.name, "the node was lost")
-        outcome = run_step(task.step, self._store, node.name, StepProgress)
+        outcome = run_step(task.step, self._store, node.name, lambda total: StepProgress())
         self.built[key] += outcome.status == "built"
         return Finished(key, outcome)

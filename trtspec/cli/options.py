@@ -46,6 +46,12 @@ Location = Annotated[
         metavar="LOCATION", help="oci://HOST/NAME:TAG, or file:PATH:TAG for an OCI image layout.", show_default=False
     ),
 ]
+ArtifactOrLocation = Annotated[
+    str,
+    typer.Argument(
+        metavar="ARTIFACT", help="Artifact directory, or oci://HOST/NAME:TAG or file:PATH:TAG.", show_default=False
+    ),
+]
 _NAME_ARGUMENT = typer.Argument(
     metavar="NAME", help="Deployment name.", show_default=False, autocompletion=completing.deployments
 )
@@ -74,6 +80,14 @@ On = Annotated[
 ManifestDigest = Annotated[
     str | None,
     typer.Option("--manifest", metavar="DIGEST", help="Require this digest of the manifest (sha256:HEX)."),
+]
+SignaturePolicy = Annotated[
+    Path | None,
+    typer.Option(
+        "--signature",
+        metavar="POLICY",
+        help="Require a signature that this policy accepts (default: TRTSPEC_SIGNATURE_POLICY).",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 AllowCode = Annotated[

@@ -17,6 +17,7 @@
       `SmokeTestFailed`       111   a started server did not answer its first request
       `GateNotMet`            112   a gate of the recipe failed
       `RolledBack`            113   a rollout failed and the previous revision serves again
+      `SignatureRefused`      114   an artifact's signature does not fulfil a policy (store/signatures/envelope.py)
 
 Subclasses in other modules, all with exit code 1:
 

@@ -38,8 +38,9 @@ from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Artifact, load_artifact
 from trtspec.store.artifact_paths import REPOSITORY
 from trtspec.store.registries.description import RegistrySource, describe_artifact
-from trtspec.store.registries.pull import local_artifact
+from trtspec.store.registries.pull import check_location, local_artifact
 from trtspec.store.registries.repository import is_location
+from trtspec.store.signatures.policy import Policy
 
 
 def obtain_artifact(
@@ -47,17 +48,20 @@ def obtain_artifact(
     target: str,
     expected: str = "",
     *,
+    policy: Policy | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
-) -> tuple[Path, RegistrySource | None]:
+) -> tuple[Path, str, RegistrySource | None]:
     """Return the directory of an artifact to deploy on a target, and its place if the target's servers pull it.
 
-    An artifact at a location is pulled into the cache, or only described if the servers pull it themselves. Raises like
-    `pull_artifact`.
+    Between them is the SHA-256 that the manifest has to have from now on, or "". An artifact at a location is pulled
+    into the cache, or only described if the servers pull it themselves. Raises like `local_artifact`.
     """
     if isinstance(artifact, str) and is_location(artifact) and find_target(target).pulls:
+        if policy:
+            expected = check_location(artifact, policy, expected).manifest
         described, source = describe_artifact(artifact, expected=expected)
-        return described.root, source
-    return local_artifact(artifact, expected, on_progress=on_progress), None
+        return described.root, described.digest, source
+    return *local_artifact(artifact, expected, policy=policy, on_progress=on_progress), None
 
 
 def deploy(

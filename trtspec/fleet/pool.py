@@ -36,7 +36,7 @@ class Outcome:
     "missing" means that the worker's store lacks the inputs `missing` (keys), so that the step did not run.
     """
 
-    status: Literal["built", "hit", "failed", "missing"]
+    status: Literal["built", "fetched", "hit", "failed", "missing"]
     node: str
     seconds: float = 0.0
     failure: Failure | None = None
@@ -91,10 +91,10 @@ class Pool(ABC):
     """Workers that run steps. All methods return within a bound; TrtspecError means that the pool is unusable.
 
     Attributes:
-        is_remote: true if workers run on other machines, with their own tools and disks.
+        shares_store: true if all workers use the driver's store directory.
     """
 
-    is_remote: bool = False
+    shares_store: bool = True
 
     @abstractmethod
     def nodes(self) -> list[Node]:

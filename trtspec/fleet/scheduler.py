@@ -69,14 +69,16 @@ class Limits:
 class StepRun:
     """The state of one key: its step, the alternatives that its cells accept, and what became of it.
 
-    `status` is that of the outcome when `state` is "done". `builds` counts how often the step was built.
+    `inputs` are the keys of its dependencies. `status` is that of the outcome when `state` is "done". `builds` counts
+    how often the step was built.
     """
 
     step: Step
+    inputs: tuple[str, ...] = ()
     alternatives: list[Requirement] = field(default_factory=list)
     cells: list[str] = field(default_factory=list)
     state: Literal["waiting", "queued", "running", "done", "failed"] = "waiting"
-    status: Literal["hit", "built", ""] = ""
+    status: Literal["hit", "fetched", "built", ""] = ""
     node: str = ""
     seconds: float = 0.0
     builds: int = 0
@@ -195,7 +197,7 @@ class Scheduler:
         return any(self._by_name[name].is_open for name in run.cells)
 
     def _is_ready(self, run: StepRun) -> bool:
-        return all(self.steps[each.key].state == "done" for each in run.step.dependencies)
+        return all(self.steps[key].state == "done" for key in run.inputs)
 
     def _apply(self, event: Event) -> None:
         run = self.steps[event.key]
@@ -222,9 +224,9 @@ class Scheduler:
             self._fail(run, outcome.failure or Failure("the worker reported no reason"))
         else:
             run.builds += outcome.status == "built"
-            self._finish(run, "built" if run.builds else "hit")
+            self._finish(run, "built" if run.builds else outcome.status)
 
-    def _finish(self, run: StepRun, status: Literal["hit", "built"]) -> None:
+    def _finish(self, run: StepRun, status: Literal["hit", "fetched", "built"]) -> None:
         run.state, run.status = "done", status
         self._observer.step_finished(run)
 
@@ -336,7 +338,9 @@ def _merge(cells: Iterable[Cell]) -> dict[str, StepRun]:
     steps: dict[str, StepRun] = {}
     for cell in cells:
         for step in cell.steps:
-            run = steps.setdefault(step.key, StepRun(step))
+            if step.key not in steps:
+                steps[step.key] = StepRun(step, tuple(each.key for each in step.dependencies))
+            run = steps[step.key]
             run.cells.append(cell.name)
             requirement = cell.requirements.get(step.key, Requirement(devices=step.num_devices))
             if requirement not in run.alternatives:

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from trtspec.core.errors import StepError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.files import file_identity
+from trtspec.core.paths import PACKAGE
 from trtspec.fleet.pool import Failure, Outcome
 from trtspec.store.files import FileReader, Files
-from trtspec.store.step import Inputs, Step, StepProgress
+from trtspec.store.remote import Start
+from trtspec.store.step import Inputs, Step
 from trtspec.store.store import Store
 
 MOUNT_HINT = "put the model on a file system that all nodes mount at the same path, or copy it to that path on the node"
 
 
-def run_step(
-    step: Step, store: Store, node: str, start: Callable[[], StepProgress], devices: tuple[str, ...] = ()
-) -> Outcome:
+def run_step(step: Step, store: Store, node: str, start: Start, devices: tuple[str, ...] = ()) -> Outcome:
     """Bring a step's output into `store` and return the outcome; errors become part of it, except interrupts."""
     started = time.perf_counter()
     try:
@@ -48,18 +50,21 @@ def _run(
     step: Step,
     store: Store,
     node: str,
-    start: Callable[[], StepProgress],
+    start: Start,
     devices: tuple[str, ...],
     started: float,
 ) -> Outcome:
     if store.get(step.key).entry:
+        store.obtain(step)  # the team store has it afterwards
         return Outcome("hit", node, time.perf_counter() - started)
-    found = {each.key: store.get(each.key).entry for each in step.dependencies}
+    if store.fetch(step, start):
+        return Outcome("fetched", node, time.perf_counter() - started)
+    found = {each.key: store.fetch(each) for each in step.dependencies}
     if missing := tuple(key for key, entry in found.items() if entry is None):
         return Outcome("missing", node, missing=missing)
     directories: Mapping[str, Path] = {key: entry.files_dir for key, entry in found.items() if entry}
     obtained = store.obtain(localize(step, store), Inputs(directories, devices), start)
-    return Outcome("built" if obtained.built else "hit", node, time.perf_counter() - started)
+    return Outcome(obtained.status, node, time.perf_counter() - started)
 
 
 def localize(step: Step, store: Store) -> Step:
@@ -97,3 +102,12 @@ def _local_files(files: Files, store: Store) -> Files:
         if before != now:
             raise StepError("the file differs from the one that was planned", where=str(path), hint=MOUNT_HINT)
     return local
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of trtspec's modules, which is equal on machines that build the same bytes for a key."""
+    digest = sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE)}\0".encode() + sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

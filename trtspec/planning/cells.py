@@ -8,7 +8,7 @@ its manifest from the plan.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,7 +95,7 @@ def build_cells(request: FleetRequest, store: Store, events: Events) -> FleetRes
         scheduler = Scheduler(
             cells,
             pool,
-            has=lambda step: store.get(step.key).entry is not None,
+            has=_lookup(store, builds.values(), shares_store=pool.shares_store),
             publish=publisher.publish,
             observer=events.observer,
             limits=request.limits,
@@ -149,6 +149,25 @@ def step_requirement(loaded: LoadedRecipe, build: Build, step: Step) -> Requirem
     return Requirement(tuple(sorted(labels.items())), step.num_devices)
 
 
+def _lookup(store: Store, builds: Iterable[Build], *, shares_store: bool) -> Callable[[Step], bool]:
+    """Return a function that returns whether all workers and this machine can use the output of a step.
+
+    Without a shared store directory, the team store must have it: what only this machine has is sent there.
+    """
+    if shares_store:
+        return lambda step: store.get(step.key).entry is not None
+    keys = {step.key for build in builds for step in build.plan.steps}
+    there = store.remote.find(keys) if store.remote else frozenset[str]()
+
+    def has(step: Step) -> bool:
+        if step.key not in there and store.remote and store.get(step.key).entry:
+            store.obtain(step)
+            return True
+        return step.key in there
+
+    return has
+
+
 class _Publisher:
     """Publishes the artifact of each finished cell from the driver's store."""
 
@@ -160,7 +179,7 @@ class _Publisher:
         """Publish a cell; raise MissingOutputs if the store lacks an output of its steps."""
         if not self._publishes:
             return
-        found = {step.key: self._store.get(step.key).entry for step in cell.steps}
+        found = {step.key: self._store.fetch(step) for step in cell.steps}
         if missing := [key for key, entry in found.items() if entry is None]:
             raise MissingOutputs(missing)
         results = [

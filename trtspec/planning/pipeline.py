@@ -51,9 +51,10 @@ from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.executor import Observer, StepResult, execute
 from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, lacking_disk, plan_disk, plan_status
-from trtspec.store.remote import open_remote
-from trtspec.store.step import Step
+from trtspec.store.remote import Start
+from trtspec.store.step import Step, StepProgress
 from trtspec.store.store import Store
+from trtspec.store.team.environment import open_remote
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,13 @@ class Build:
         absent = {source.root / name for source in self.context.sources.values() for name in source.absent}
         missing = [status.step for status in self.status(store) if status.status == "miss"] if absent else []
         return any(path in absent for files in _files_of(missing) for path in files.paths)
+
+    def fetch_for_sources(self, store: Store, on_progress: OnProgress) -> None:
+        """Fetch from the team store what only a machine with all sources could build instead."""
+        if self.weights_absent:
+            for each in self.status(store):
+                if each.status == "remote":
+                    store.fetch(each.step, _fetching(on_progress))
 
     @property
     def downloads(self) -> list[dict[str, Any]]:
@@ -221,6 +229,20 @@ class PartialBuildResult:
 
 def _files_of(steps: Iterable[Step]) -> list[Files]:
     return [files for step in steps if isinstance(step, ConvertCheckpoint | CopyFiles) for files in step.sources]
+
+
+def _fetching(on_progress: OnProgress) -> Start:
+    """Return a function that starts the progress of a transfer from the team store."""
+
+    class Fetching(StepProgress):
+        def __init__(self, total_bytes: int) -> None:
+            self._done, self._total = 0, total_bytes
+
+        def advance(self, n_bytes: int) -> None:
+            self._done += n_bytes
+            on_progress("fetch from the team store", self._done, self._total)
+
+    return Fetching
 
 
 def open_store() -> Store:
@@ -422,7 +444,9 @@ def plan_runnable(
         build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
         if not elsewhere:
             _check_tools(loaded, build, store, until)
-        if not (build.until(until) if until else build).needs_sources(store):
+        part = build.until(until) if until else build
+        part.fetch_for_sources(store, on_progress)
+        if not part.needs_sources(store):
             return build
     prepare_sources(loaded, on_progress)
     build = plan_build(loaded, read_all=True, on_read=on_read)

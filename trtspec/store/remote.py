@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a remote store as the local store uses it, and its configuration by the environment."""
+"""The interface of a remote store, as the local store uses it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,15 +42,3 @@ class Remote(Protocol):
 
     def find(self, keys: Collection[str]) -> frozenset[str]:
         """Return the keys whose entries the remote has."""
-
-
-def open_remote() -> Remote | None:
-    """Return the team store of TRTSPEC_REMOTE and TRTSPEC_REMOTE_MODE, or None if it is not set.
-
-    Raises TrtspecError if a value is invalid. One process has one object for each setting.
-    """
-    if not (address := os.environ.get("TRTSPEC_REMOTE", "")):
-        return None
-    from trtspec.store.team.client import open_team_store
-
-    return open_team_store(address, os.environ.get("TRTSPEC_REMOTE_MODE", ""))

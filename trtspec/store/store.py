@@ -107,12 +107,21 @@ class Store:
             obtained = Obtained(lookup.entry, "hit")
         else:
             log.info("%s: %s; obtaining it as %s", step.name, lookup.why, step.key)
-            obtained = self._fetch_or_build(step, inputs, start)
+            obtained = self._fetch_or_build(step, inputs, start, start(step.total_bytes))
         if self.remote and step.is_shared and obtained.status != "fetched":
             self.remote.offer(step, obtained.entry, start)
         return obtained
 
-    def _fetch_or_build(self, step: Step, inputs: Inputs, start: Start) -> Obtained:
+    def fetch(self, step: Step, start: Start = lambda total_bytes: StepProgress()) -> StoreEntry | None:
+        """Return a step's output from this store or the remote one, or None; the step is not run."""
+        entry = self.get(step.key).entry
+        if entry or not self.remote or not step.is_shared:
+            return entry
+        self._layout.make()
+        with self._layout.explain_os_errors(f"fetching {step.name}"), self._layout.lock(step.key):
+            return self._get_locked(step.key).entry or self._receive(self.remote, step, start)
+
+    def _fetch_or_build(self, step: Step, inputs: Inputs, start: Start, progress: StepProgress) -> Obtained:
         """Publish the output of a step, unless another process has done so in the meantime."""
         self._layout.make()
         with self._layout.explain_os_errors(f"building {step.name}; nothing was published"):
@@ -120,9 +129,10 @@ class Store:
             with self._layout.lock(step.key):
                 if entry := self._get_locked(step.key).entry:
                     return Obtained(entry, "hit")
-                if self.remote and step.is_shared and (entry := self._receive(self.remote, step, start)):
-                    return Obtained(entry, "fetched")
-                progress = start(step.total_bytes)
+                if self.remote and step.is_shared:
+                    if entry := self._receive(self.remote, step, start):
+                        return Obtained(entry, "fetched")
+                    progress = start(step.total_bytes)
                 started, is_resumed = time.perf_counter(), bool(self.resumable_bytes(step.key))
                 with self._workspace(step) as workspace:
                     output = _write_output(workspace / "files", step, inputs, progress)

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.serving.triton.answering import Models
 from trtspec.core.http_hosts import host_rules
-from trtspec.serving.gateway.__main__ import _listen
+from trtspec.serving.gateway.__main__ import _listen, server_config
 from trtspec.serving.gateway.app import make_app
 from trtspec.serving.gateway.command import base_url
 from trtspec.serving.gateway.config import GatewayConfig
@@ -63,11 +63,9 @@ class RunningGateway:
 @contextmanager
 def serve_gateway(config: GatewayConfig, keys: list[str] | None = None) -> Iterator[RunningGateway]:
     """Serve a gateway in a thread."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            make_app(config, keys or [], host_rules("127.0.0.1")), log_config=None, timeout_graceful_shutdown=1
-        )
-    )
+    settings = server_config(make_app(config, keys or [], host_rules("127.0.0.1")), config)
+    settings.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(settings)
     listener = _listen(config.host, config.port)
     config = replace(config, port=listener.getsockname()[1])
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -19,11 +19,12 @@ from tests.store.writing import Append, Write, count, fail, leftovers, overwrite
 from trtspec.core.errors import DigestMismatch, StepError, TrtspecError
 from trtspec.core.hashing import Segments
 from trtspec.planning.pipeline import open_store
-from trtspec.store.remote import open_remote
+from trtspec.store.plan import StepPlan, plan_status
 from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
 from trtspec.store.team.client import PAUSE_S, TeamStore
 from trtspec.store.team.documents import entry_tag, tagged_key
+from trtspec.store.team.environment import open_remote
 
 
 @pytest.fixture(params=["file", "oci"])
@@ -211,3 +212,17 @@ def test_environment(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TRTSPEC_REMOTE", "/srv/team")
     with pytest.raises(TrtspecError, match="TRTSPEC_REMOTE: '/srv/team' is not the address"):
         open_store()
+
+
+def test_plan_shows_what_the_team_store_has(machines: Machines) -> None:
+    step, other, store = machines.step(), machines.step("other"), machines.store("two")
+    machines.store("one").obtain(step)
+    plan = StepPlan([step, other])
+    assert [(each.status, each.why) for each in plan_status(plan, store)] == [
+        ("remote", "in the team store"),
+        ("miss", "never built"),
+    ]
+    for each in plan.steps:
+        store.fetch(each)
+    assert [found.status for found in plan_status(plan, store)] == ["hit", "miss"]
+    assert count(step) == 1

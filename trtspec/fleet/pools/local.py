@@ -28,6 +28,7 @@ from trtspec.fleet.pool import Advanced, Event, Finished, Lost, Message, Pool, P
 from trtspec.fleet.worker import run_step
 from trtspec.store.step import Step, StepProgress
 from trtspec.store.store import Store
+from trtspec.store.team.environment import open_remote
 
 NAME = "local"
 MAX_WORKERS = 256
@@ -175,14 +176,14 @@ def serve(connection: Connection, store: Path, parent: int) -> None:
     """Run the steps that arrive on a connection until it closes; the main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which stops its workers
     die_with_parent(parent=parent)()
-    opened = Store(store)
+    opened = Store(store, remote=open_remote())
     with sigterm_as_interrupt():
         try:
             while True:
                 step, devices = pickle.loads(connection.recv_bytes())
                 _send(connection, Started(step.key, NAME))
                 reporter = _Reporter(step, connection)
-                outcome = run_step(step, opened, NAME, lambda reporter=reporter: reporter, devices)  # type: ignore[misc]
+                outcome = run_step(step, opened, NAME, lambda total, reporter=reporter: reporter, devices)  # type: ignore[misc]
                 _send(connection, Finished(step.key, outcome))
         except (EOFError, OSError, KeyboardInterrupt):
             return

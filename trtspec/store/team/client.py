@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from threading import Event, Lock
 
@@ -22,7 +21,6 @@ from trtspec.core.diagnostics import escape_unprintable
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import failpoint, map_in_threads
 from trtspec.core.hashing import copy_hashed
-from trtspec.core.registry import did_you_mean
 from trtspec.store.entry import StoreEntry, UnsoundError, scan
 from trtspec.store.file_records import FileRecord
 from trtspec.store.registries.blobs import BlobIndex
@@ -33,7 +31,6 @@ from trtspec.store.registries.repository import (
     Opening,
     Repository,
     UnknownReference,
-    check_address,
     open_location,
 )
 from trtspec.store.registries.transfer import Meter, transfer_all
@@ -50,6 +47,7 @@ PAUSE_S = 300.0  # after a failure, the team store is not used for this long
 MAX_REFUSED = 3  # wrong entries, after which the team store is not used either
 MODES = {"read-write": (True, True), "read": (True, False), "write": (False, True), "compare": (False, False)}
 LOOKUP_THREADS = 8
+RECENT_S = 10.0
 
 
 class TeamStore:
@@ -74,6 +72,8 @@ class TeamStore:
         self._lookups: Repository | None = None
         self._lock = Lock()
         self._refused = set[str]()
+        self._recent: dict[str, tuple[float, bool]] = {}
+        self._clock = clock
 
     def receive(self, step: Step, files: Path, start: Start) -> Received | None:
         """Fetch and verify a step's output below `files`, or return None; see Remote."""
@@ -113,8 +113,8 @@ class TeamStore:
         if not self._reads or not self._reading.is_closed():
             return frozenset()
         try:
-            wanted = list(keys)
-            present = map_in_threads(self._has, wanted, LOOKUP_THREADS)
+            wanted = [key for key in keys if key not in self._refused]
+            present = map_in_threads(self._has_recently, wanted, LOOKUP_THREADS)
             return frozenset(key for key, is_present in zip(wanted, present, strict=True) if is_present)
         except (TrtspecError, OSError) as error:
             self._fail(self._reading, error)
@@ -164,6 +164,14 @@ class TeamStore:
         except UnknownReference:
             return False
         return True
+
+    def _has_recently(self, key: str) -> bool:
+        """Like `_has`, without a second request within RECENT_S seconds: a command plans several times."""
+        looked_up, is_present = self._recent.get(key, (float("-inf"), False))
+        if self._clock() - looked_up > RECENT_S:
+            is_present = self._has(key)
+            self._recent[key] = self._clock(), is_present
+        return is_present
 
     def _lookup_repository(self) -> Repository:
         """Return the repository of all lookups, whose connections stay open."""
@@ -279,13 +287,3 @@ def _advancing(progress: StepProgress) -> Callable[[str, int, int], None]:
 def _describe(error: TrtspecError | OSError) -> str:
     text = f"{error.where}: {error.message}" if isinstance(error, TrtspecError) and error.where else str(error)
     return escape_unprintable(text)[:500]
-
-
-@cache
-def open_team_store(address: str, mode: str) -> TeamStore:
-    """Return the team store at an address; raises TrtspecError for an unknown kind of location or mode."""
-    if (mode or "read-write") not in MODES:
-        hint = did_you_mean(mode, MODES) or f"one of {', '.join(MODES)}"
-        raise TrtspecError(f"unknown mode {mode[:100]!r}", where="TRTSPEC_REMOTE_MODE", hint=hint)
-    check_address(address, "TRTSPEC_REMOTE")
-    return TeamStore(address, mode or "read-write")
