@@ -118,7 +118,7 @@ def extension_modules() -> set[str]:
     found = set()
     for folder in EXTENSIONS:
         for path in [*(PACKAGE / folder).glob("*.py"), *(PACKAGE / folder).glob("*/__init__.py")]:
-            if re.search(r"^(POOL|FAMILY|METHOD|BACKEND|TARGET)\b.* = ", path.read_text(), re.MULTILINE):
+            if re.search(r"^(POOL|FAMILY|METHOD|BACKEND|TARGET|KIND)\b.* = ", path.read_text(), re.MULTILINE):
                 dotted = path.parent if path.name == "__init__.py" else path.with_suffix("")
                 found.add(".".join(("trtspec", *dotted.relative_to(PACKAGE).parts)))
     return found
