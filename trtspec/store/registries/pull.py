@@ -106,11 +106,7 @@ def pull_artifact(
     stopped, known = Event(), BlobIndex()
     repository = open_location(address, Opening(False, patience or Patience(), stopped, known))
     try:
-        document = repository.manifest()
-        image = parse_image_manifest(address, document)
-        package = read_package(address, image)
-        fetch_document(repository, address, "the model configuration", image.config)  # only verified
-        data = fetch_document(repository, address, "manifest.json", package.manifest)
+        document, package, data = _fetch_documents(repository, address)
         if expected and package.manifest.hex != expected:
             message = f"this is not the requested artifact: its manifest is {package.manifest.digest}, expected sha256:"
             raise DigestMismatch(f"{message}{expected}", where=address)
@@ -133,6 +129,26 @@ def pull_artifact(
             total_bytes=sum(record.size for record in manifest.files),
             fetched_bytes=sum(record.size for record in pull.fetched),
         )
+    finally:
+        stopped.set()
+        repository.close()
+
+
+def _fetch_documents(repository: Repository, address: str) -> tuple[bytes, Package, bytes]:
+    """Return the verified image manifest of an artifact, its files, and its manifest.json."""
+    document = repository.manifest()
+    image = parse_image_manifest(address, document)
+    package = read_package(address, image)
+    fetch_document(repository, address, "the model configuration", image.config)  # only verified
+    return document, package, fetch_document(repository, address, "manifest.json", package.manifest)
+
+
+def fetch_manifest(address: str, patience: Patience | None = None) -> Manifest:
+    """Return the manifest of the artifact at an address, without its files; raises like `pull_artifact`."""
+    stopped = Event()
+    repository = open_location(address, Opening(False, patience or Patience(), stopped, BlobIndex()))
+    try:
+        return parse_manifest(address, _fetch_documents(repository, address)[2])
     finally:
         stopped.set()
         repository.close()
