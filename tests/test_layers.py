@@ -33,7 +33,7 @@ ORDER = (
     *("planning", "bench", "deployment", "training", "report", "cli", "__main__"),
 )
 # Folders that are scanned for extensions. Packages before them use extensions through the registry alone.
-EXTENSIONS = ("fleet/pools", "families", "methods", "backends", "deployment/targets")
+EXTENSIONS = ("fleet/pools", "families", "methods", "backends", "deployment/targets", "deployment/build_jobs/kinds")
 BACKENDS = sorted(
     path.parent.name for path in (PACKAGE / "backends").glob("*/__init__.py") if "BACKEND = " in path.read_text()
 )
@@ -118,7 +118,7 @@ def extension_modules() -> set[str]:
     found = set()
     for folder in EXTENSIONS:
         for path in [*(PACKAGE / folder).glob("*.py"), *(PACKAGE / folder).glob("*/__init__.py")]:
-            if re.search(r"^(POOL|FAMILY|METHOD|BACKEND|TARGET)\b.* = ", path.read_text(), re.MULTILINE):
+            if re.search(r"^(POOL|FAMILY|METHOD|BACKEND|TARGET|KIND)\b.* = ", path.read_text(), re.MULTILINE):
                 dotted = path.parent if path.name == "__init__.py" else path.with_suffix("")
                 found.add(".".join(("trtspec", *dotted.relative_to(PACKAGE).parts)))
     return found

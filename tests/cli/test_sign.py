@@ -72,6 +72,12 @@ def test_sign_requires_one_kind_of_signer(built: Path, trtspec: Run) -> None:
     assert "--location is for a directory" in refused.err
 
 
+def test_files_at_a_location_are_not_verified(built: Path, trtspec: Run) -> None:
+    trtspec("push", built, "file:models:v1")
+    refused = trtspec("verify", "file:models:v1")
+    assert (refused.code, "only its signature can be verified there" in refused.err) == (1, True)
+
+
 def test_systemd_unit_has_the_policy(built: Path, trtspec: Run, workplace: Path) -> None:
     unit = trtspec("deploy", built, "--systemd", "--signature", "policy.yaml").out
     assert f"--signature {workplace}/policy.yaml" in unit

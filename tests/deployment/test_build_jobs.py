@@ -158,10 +158,17 @@ def test_ray_command_builds_on_the_cluster_then_pushes_each_cell(matrix: Path, t
     names = [f"pair-gpu-h200-draft_len-{length}" for length in (3, 4)]
     assert commands == [
         ["cd", "/work"],
-        ["trtspec", "build", "/recipe/recipe.yaml", *(f"--variant={name}" for name in names), "--on=ray"],
+        [
+            "trtspec",
+            "build",
+            "/recipe/recipe.yaml",
+            *(f"--variant={name}" for name in names),
+            "--on=ray:$RAY_ADDRESS",
+            "--wait-for-nodes=30m",
+        ],
         *(["trtspec", "push", f"build/{name}", f"oci://registry.example/team/{name}:v1"] for name in names),
     ]
-    for _, name, *words in commands[2:]:
+    for _, name, *words in commands[1:]:
         trtspec_commands()[name].make_context(name, words)
 
 

@@ -142,3 +142,26 @@ def test_json_document_has_the_jobs_and_the_pipeline(recipe: Path, trtspec: Run)
     document = trtspec("ci", "gitlab", recipe, "--json").document
     assert document["jobs"] == [{"name": "tiny", "recipe": "recipe.yaml", "needs_gpu": False}]
     assert yaml.safe_load(document["pipeline"])["stages"] == ["check", "build"]
+
+
+@pytest.mark.parametrize("system", SCHEMAS)
+def test_team_store_replaces_the_cache_and_is_read_only_for_merge_requests(
+    system: str, recipe: Path, trtspec: Run
+) -> None:
+    written = trtspec("ci", system, recipe, "-o", "pipeline.yml", "--remote", "oci://registry.example.com/team/store")
+    assert written.code == 0
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", *SCHEMAS[system], "pipeline.yml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = Path("pipeline.yml").read_text()
+    assert "actions/cache" not in text
+    assert "fallback_keys" not in text
+    pipeline = yaml.safe_load(text)
+    if system == "github":
+        mode = "${{ github.event_name == 'pull_request' && 'read' || 'read-write' }}"
+        assert pipeline["env"]["TRTSPEC_REMOTE"] == "oci://registry.example.com/team/store"
+        assert pipeline["env"]["TRTSPEC_REMOTE_MODE"] == mode
+    else:
+        assert pipeline["variables"]["TRTSPEC_REMOTE"] == "oci://registry.example.com/team/store"
+        assert pipeline["workflow"]["rules"][0]["variables"] == {"TRTSPEC_REMOTE_MODE": "read"}
+    assert trtspec("ci", system, recipe, "--remote", "/srv/team").code == 1

@@ -11,14 +11,16 @@ import typer
 
 from trtspec.cli.deploy import parse_pairs
 from trtspec.cli.layout import pluralize
-from trtspec.cli.options import Cell, Json, Recipe, Set
+from trtspec.cli.options import Cell, Json, Set
 from trtspec.cli.render import note, print_result, show_diagnostics
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import replace_file
 
 
 def build_job(
-    recipe: Recipe,
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="Recipe file, or name of a shipped recipe.", show_default=False)
+    ],
     image: Annotated[
         str, typer.Option(metavar="NAME@sha256:...", help="Image with trtspec and the builder, by digest.")
     ],

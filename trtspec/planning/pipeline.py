@@ -33,11 +33,9 @@ from trtspec.core.errors import CheckpointError, StepError, TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.core.paths import hub_cache_dir, store_dir
 from trtspec.core.registry import did_you_mean
-from trtspec.planning.bom import render_bom
 from trtspec.planning.check.recipe import CheckResult, check_recipe
 from trtspec.planning.prediction.predict import describe_prediction
 from trtspec.planning.prediction.speedup import expected_speedup
-from trtspec.planning.provenance import render_provenance
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import Recipe
@@ -56,8 +54,6 @@ from trtspec.store.executor import Observer, StepResult, execute
 from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, lacking_disk, plan_disk, plan_status
 from trtspec.store.remote import Start
-from trtspec.store.signatures.attestations import Attestations, read_attestations, write_attestations
-from trtspec.store.signatures.envelope import BOM, PROVENANCE
 from trtspec.store.step import Step, StepProgress
 from trtspec.store.store import Store
 from trtspec.store.team.environment import open_remote
@@ -378,6 +374,11 @@ def _describe(
     build: Build, out: Path, manifest: Manifest, results: Sequence[StepResult], times: tuple[datetime, datetime]
 ) -> None:
     """Write the provenance and the bill of materials that an artifact lacks."""
+    from trtspec.planning.bom import render_bom
+    from trtspec.planning.provenance import render_provenance
+    from trtspec.store.signatures.attestations import Attestations, read_attestations, write_attestations
+    from trtspec.store.signatures.envelope import BOM, PROVENANCE
+
     digest, present = hashlib.sha256(manifest.render()).hexdigest(), read_attestations(out).documents
     documents = {}
     if PROVENANCE not in present:

@@ -361,6 +361,7 @@ class Serving(StrictModel):
     max_queue_size: int = Field(default=128, ge=1, description="Maximum number of waiting requests")
     warmup: bool = Field(default=False, description="Generate a few texts before the models report ready")
     openai: bool = Field(default=True, description="Also serve OpenAI's API, in addition to Triton's")
+    openai_processes: int = Field(default=1, ge=1, le=64, description="Processes that serve OpenAI's API")
     limits: EntryLimits = Field(default=EntryLimits(), description="Limits for OpenAI clients")
     tools: Tools = Field(default=Tools(), description="Tool calls of OpenAI clients")
     rollout: Rollout = Field(default=Rollout(), description="How it replaces the live artifact")

@@ -24,6 +24,7 @@ from trtspec.core.registry import find_extension
 from trtspec.deployment.containers import check_label, dns_label, parse_settings, setting
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.unbuilt import plan_workload
+from trtspec.planning.cells import step_requirement
 from trtspec.planning.pipeline import Build, plan_build
 from trtspec.recipe.load import STDIN, LoadedRecipe, change_paths, find_recipe, load_matrix, merged_text
 from trtspec.recipe.yaml_tree import plain
@@ -90,7 +91,7 @@ class BuildCell:
         address: the location that the artifact is pushed to.
         gpu: the GPU model that it is built for, if it is known.
         gpus: the number of GPUs of the steps that need one, and of verification.
-        labels: labels that a Ray node must have for these steps.
+        labels: labels that a node must have for the step with the most GPUs (fleet/labels.py).
         memory_bytes: host memory, which includes `shm_bytes` of shared memory.
         disk_bytes: disk space for sources, all steps and the artifact.
     """
@@ -164,8 +165,8 @@ def make_build_job(
     addresses = _addresses(push, [each.recipe.name for each in loaded])
     builds = [plan_build(each, read_at_most=0) for each in loaded]
     cells = tuple(
-        _cell(build, address, verifies=settings.verify == "yes")
-        for build, address in zip(builds, addresses, strict=True)
+        _cell(each, build, address, verifies=settings.verify == "yes")
+        for each, build, address in zip(loaded, builds, addresses, strict=True)
     )
     path, text = _recipe(recipe, loaded, settings, overrides)
     identity = json.dumps([path, text, image, addresses, asdict(settings)]).encode()
@@ -194,21 +195,19 @@ def _addresses(push: str, names: Sequence[str]) -> list[str]:
     return addresses
 
 
-def _cell(build: Build, address: str, *, verifies: bool) -> BuildCell:
+def _cell(loaded: LoadedRecipe, build: Build, address: str, *, verifies: bool) -> BuildCell:
     """Return the needs of a cell: its memory is that of serving, which verification uses, and which no step exceeds."""
     engine, workload = build.recipe.engine, plan_workload(build, DeployOptions())
     if engine.build.image:
         message = f"{build.recipe.name}: engine.build.image runs docker, which pods do not have"
         raise DeployError(message, hint="--set engine.build.image=null, and an --image that contains trtllm-build")
-    needed = max(step.num_devices for step in build.plan.steps)
-    labels = {"gpu": engine.gpu.lower()} if engine.gpu else {}
-    labels |= {engine.backend: engine.version} if engine.version else {}
+    requirement = step_requirement(loaded, build, max(build.plan.steps, key=lambda step: step.num_devices))
     return BuildCell(
         name=build.recipe.name,
         address=address,
         gpu=GPUS.get(engine.gpu.lower()),
-        gpus=max(needed, len(workload.gpu_ids) if verifies else 0),
-        labels=labels if needed else {},
+        gpus=max(requirement.devices, len(workload.gpu_ids) if verifies else 0),
+        labels=dict(requirement.labels),
         memory_bytes=workload.memory_bytes,
         shm_bytes=workload.shm_bytes,
         disk_bytes=SCRATCH_BYTES

@@ -99,7 +99,7 @@ def predicate_type(bundle: bytes) -> str:
 def attach_attestations(repository: Repository, subject: Descriptor, attestations: Attestations) -> int:
     """Attach attestations to an image manifest, as cosign does; return their number.
 
-    What is attached already is not attached again. A location that keeps no referrers gets none. Source of the
+    Attached ones are not attached again. A location that does not keep referrers is left unchanged. Source of the
     annotations: sigstore/cosign:pkg/oci/remote/write.go@v3.1.2. The time of creation is left out, so that equal
     attestations are one referrer.
     """

@@ -201,7 +201,7 @@ def _check_signed(
 def _check_time(signed: _Signed, policy: Policy, now: datetime) -> tuple[SignatureCheck, ...]:
     rules, at = policy.document.signed, signed.signed_at
     if at is None and (rules.max_age or rules.not_before):
-        raise SignatureRefused("it has no time, which the policy requires")
+        raise SignatureRefused("it does not state its time, which the policy requires")
     if at is None:
         return ()
     if at > now + MAX_SKEW:

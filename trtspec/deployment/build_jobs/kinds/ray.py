@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A RayJob of KubeRay (ray.io/v1): a cluster with a group of workers for each kind of node that the cells need.
 
-The job's command runs on the head, builds all cells with `trtspec build --on ray`, and pushes the artifacts. Workers
-hand over the results of steps through the team store. The groups' labels are Ray node labels, by which the build places
-its steps. Sources: ray-project/kuberay:ray-operator/apis/ray/v1/rayjob_types.go@v1.7.0 and raycluster_types.go.
+The job's command runs on the head. It builds all cells on the cluster and pushes the artifacts. Workers hand over the
+results of steps through the team store. The groups' labels are Ray node labels, by which the build places its steps.
+Sources: ray-project/kuberay:ray-operator/apis/ray/v1/rayjob_types.go@v1.7.0 and raycluster_types.go@v1.7.0.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from trtspec.deployment.build_jobs.pod import (
 )
 
 HEAD_BYTES = 8 << 30  # memory of Ray's head and of the command
+ON_THE_CLUSTER = '"--on=ray:$RAY_ADDRESS" --wait-for-nodes=30m'  # Ray sets the variable for a job's command
 CLUSTER_KEEP_S = 60  # time to read the logs of a finished cluster
 OBJECT_STORE = {"object-store-memory": str(256 << 20)}  # results are handed over through the team store
 OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}  # labels of the pods of its Helm chart
@@ -60,9 +61,9 @@ def render(job: BuildJob) -> list[dict[str, Any]]:
 
 def entrypoint(job: BuildJob) -> str:
     """Return the shell command that Ray runs on the head: build all cells, then push each artifact."""
-    build = [*job.build_command(*(cell.name for cell in job.cells)), "--on=ray"]
-    pushes = [["trtspec", "push", f"build/{cell.name}", cell.address] for cell in job.cells]
-    return " && ".join(map(shlex.join, [["cd", WORK], build, *pushes]))
+    build = shlex.join(job.build_command(*(cell.name for cell in job.cells)))
+    pushes = [shlex.join(["trtspec", "push", f"build/{cell.name}", cell.address]) for cell in job.cells]
+    return " && ".join([f"cd {WORK}", f"{build} {ON_THE_CLUSTER}", *pushes])
 
 
 def _groups(cells: Sequence[BuildCell]) -> list[list[BuildCell]]:
