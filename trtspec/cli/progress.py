@@ -139,7 +139,8 @@ class FleetTable(Counter):
     def cell_finished(self, run: CellRun) -> None:
         """Print a line for a cell that has no artifact; the results list the others."""
         if run.status != "built":
-            note(f"  {run.cell.name}: {run.status}", "red")
+            reason = f": {run.failure.message}" if run.failure and run.status == "unplaceable" else ""
+            note(f"  {run.cell.name}: {run.status}{reason}", "red")
 
     def __rich__(self) -> Any:
         """Return the table of the cells that are not finished, most advanced first, with the overall progress."""

@@ -23,7 +23,7 @@ def sign(
         str | None, typer.Option(metavar="env://NAME", help="Variable with the identity token of a keyless signature.")
     ] = None,
     location: Annotated[
-        str | None, typer.Option(metavar="LOCATION", help="The only address that the signature is for, e.g. oci://....")
+        str | None, typer.Option(metavar="LOCATION", help="The only address that the signature is for.")
     ] = None,
     manifest: ManifestDigest = None,
     json: Json = False,

@@ -14,6 +14,7 @@ from trtspec.bench.gates import MAX_RUNS
 from trtspec.cli.options import AllowCode, ArtifactOrLocation, Json, ManifestDigest, Prompts, SkipGate, Undecided
 from trtspec.cli.progress import counter
 from trtspec.cli.render import note, print_line, print_result, show_table, warn
+from trtspec.core.errors import TrtspecError
 from trtspec.core.hashing import file_sha256
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def verify(
     if signature:
         show_signature(trtspec.verify_signature(artifact, signature, manifest=manifest or ""), artifact, json=json)
         return
+    refuse_location(artifact)
     with counter() as on_progress:
         verification = trtspec.verify(
             artifact,
@@ -88,6 +90,15 @@ def verify(
 
     print_result(verification.as_dict(), show, as_json=json)
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
+
+
+def refuse_location(artifact: str) -> None:
+    """Raise TrtspecError if an artifact is at a location: its files are not on this machine."""
+    from trtspec.store.registries.repository import is_location
+
+    if is_location(artifact):
+        message = f"{artifact} is a location; only its signature can be verified there"
+        raise TrtspecError(message, hint=f"trtspec pull {artifact}, or add --signature POLICY")
 
 
 def show_signature(accepted: AcceptedSignature, artifact: str, *, json: bool) -> None:

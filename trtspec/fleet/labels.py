@@ -24,15 +24,18 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a pool; `slots` is the number of steps that it runs at once, 0 if unknown."""
+    """A node of a pool; `slots` is the number of steps that it runs at once. `fits_all` ignores requirements."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     slots: int = 1
     devices: int = 0
+    fits_all: bool = False
 
     def lacks(self, requirement: Requirement) -> list[str]:
         """Return the parts of a requirement that this node does not meet."""
+        if self.fits_all:
+            return []
         missing = [f"{name}={value}" for name, value in requirement.labels if self.labels.get(name) != value]
         return missing + ([f"GPUs>={requirement.devices}"] if requirement.devices > self.devices else [])
 

@@ -138,10 +138,10 @@ def _cell(loaded: LoadedRecipe, build: Build) -> Cell:
 def step_requirement(loaded: LoadedRecipe, build: Build, step: Step) -> Requirement:
     """Return what a step requires of its node.
 
-    All steps require the recipe's `engine.build.labels`. Steps with devices also require that number of GPUs of the
+    All steps require the recipe's `fleet.labels`. Steps with devices also require that number of GPUs of the
     recipe's kind (label `gpu`), and the version of the engine (a label with the backend's name).
     """
-    labels = dict(loaded.recipe.engine.build.labels)
+    labels = dict(loaded.recipe.fleet.labels)
     if step.num_devices:
         engine = build.recipe.engine
         labels |= {GPU_LABEL: engine.gpu.lower()} if engine.gpu else {}

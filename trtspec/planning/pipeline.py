@@ -7,12 +7,14 @@ before the last step and leaves its results in the store, where another machine 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -66,8 +68,9 @@ SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Build:
-    """A recipe that passed its check: the context, the warnings, and the artifact plan."""
+    """A recipe that passed its check: its file, the context, the warnings, and the artifact plan."""
 
+    loaded: LoadedRecipe
     context: PlanContext
     diagnostics: list[Diagnostic]
     artifact: ArtifactPlan
@@ -284,7 +287,7 @@ def plan_build(
     absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
     limit = READ_WHILE_PLANNING if read_at_most is None else read_at_most
     reader = FileReader(open_store().digests, None if read_all else limit, on_bytes, absent)
-    return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
+    return Build(loaded, context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
 
 
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> BuildResult:
@@ -310,7 +313,8 @@ def publish_build(build: Build, out: Path, store: Store, results: list[StepResul
     `started` is the time of the build's start by `time.perf_counter`. Raises TrtspecError if the artifact cannot be
     written.
     """
-    status = _publish(build, out, results)
+    ended = datetime.now(timezone.utc)
+    status = _publish(build, out, results, (ended - timedelta(seconds=time.perf_counter() - started), ended))
     if status == "published":
         for result in results:
             store.restamp(result.key)
@@ -335,7 +339,9 @@ def store_steps(build: Build, until: str, store: Store, observer: Observer) -> P
     return PartialBuildResult(results, remaining, time.perf_counter() - started)
 
 
-def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
+def _publish(
+    build: Build, out: Path, results: Sequence[StepResult], times: tuple[datetime, datetime]
+) -> Literal["published", "unchanged"]:
     entries = {result.key: result.entry for result in results}
     records, files = [], {}
     for directory, step in build.artifact.steps.items():
@@ -356,11 +362,32 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
         target_key=build.target_key,
     )
     status = publish_artifact(out, files, manifest)
+    _describe(build, out, manifest, results, times)
     remember_published(out, manifest)
     record_source_locations(
         manifest, {role: each.model for role, each in build.recipe.models.items() if not each.revision}
     )
     return status
+
+
+def _describe(
+    build: Build, out: Path, manifest: Manifest, results: Sequence[StepResult], times: tuple[datetime, datetime]
+) -> None:
+    """Write the provenance and the bill of materials that an artifact lacks."""
+    from trtspec.planning.bom import render_bom
+    from trtspec.planning.provenance import render_provenance
+    from trtspec.store.signatures.attestations import Attestations, read_attestations, write_attestations
+    from trtspec.store.signatures.envelope import BOM, PROVENANCE
+
+    digest, present = hashlib.sha256(manifest.render()).hexdigest(), read_attestations(out).documents
+    documents = {}
+    if PROVENANCE not in present:
+        documents[PROVENANCE] = render_provenance(
+            build.loaded, build.context, build.files, manifest, digest, results, times
+        )
+    if BOM not in present:
+        documents[BOM] = render_bom(build.context, build.files, manifest, digest)
+    write_attestations(out, Attestations({}, documents))
 
 
 def device_memory(device: MemoryPlan) -> DeviceMemory:

@@ -23,7 +23,6 @@ from trtspec.recipe.schema import (
     Engine,
     EngineBuild,
     Gates,
-    Labels,
     ModelSource,
     Placement,
     Quantization,
@@ -80,14 +79,10 @@ class ResolvedSpeculation(Speculation):
 
 
 class ResolvedEngineBuild(EngineBuild):
-    """Settings of trtllm-build; `image` and `timing_cache` (an absolute path) are "" if not set.
-
-    Dumps omit `labels`, which only choose the machine of a build.
-    """
+    """Settings of trtllm-build; `image` and `timing_cache` (an absolute path) are "" if not set."""
 
     image: str
     timing_cache: str
-    labels: Labels = Field(default={}, exclude=True)
 
 
 class ResolvedEngine(Engine):

@@ -256,9 +256,6 @@ class EngineBuild(StrictModel):
     timing_cache: str | None = Field(
         default=None, min_length=1, description="Timing cache to start the build from, relative to the recipe"
     )
-    labels: Labels = Field(
-        default={}, description="Labels that a node must have to run this build on a cluster (docs/fleets.md)"
-    )
 
 
 class Engine(StrictModel):
@@ -364,6 +361,7 @@ class Serving(StrictModel):
     max_queue_size: int = Field(default=128, ge=1, description="Maximum number of waiting requests")
     warmup: bool = Field(default=False, description="Generate a few texts before the models report ready")
     openai: bool = Field(default=True, description="Also serve OpenAI's API, in addition to Triton's")
+    openai_processes: int = Field(default=1, ge=1, le=64, description="Processes that serve OpenAI's API")
     limits: EntryLimits = Field(default=EntryLimits(), description="Limits for OpenAI clients")
     tools: Tools = Field(default=Tools(), description="Tool calls of OpenAI clients")
     rollout: Rollout = Field(default=Rollout(), description="How it replaces the live artifact")
@@ -396,6 +394,12 @@ class Gates(StrictModel):
     prompts: str | None = Field(default=None, description="A file of prompts for measuring the gates")
 
 
+class Fleet(StrictModel):
+    """Building with other recipes on a pool of machines (docs/fleets.md); it does not change the artifact."""
+
+    labels: Labels = Field(default={}, description="Labels and values of the nodes that may run this recipe's steps")
+
+
 class Recipe(StrictModel):
     """One artifact: target, drafter, engine, serving settings and gates."""
 
@@ -407,6 +411,7 @@ class Recipe(StrictModel):
     serving: Serving = Field(default=Serving(), description="How Triton serves it")
     plugins: list[Identifier] = Field(default=[], description="Folders of plugins/ to compile")
     gates: Gates = Field(default=Gates(), description="Conditions for deploying the artifact")
+    fleet: Fleet = Field(default=Fleet(), description="Machines that may build it, with --on")
 
     def with_engine(self, **settings: Any) -> Recipe:
         """Return a copy with other engine settings, which are not validated."""

@@ -11,12 +11,11 @@ import pytest
 from tests.store.registries.artifacts import make_artifact, write_artifact
 from tests.store.signatures.policies import write_policy
 from trtspec.core.diagnostics import RecipeError
-from trtspec.core.errors import TrtspecError
+from trtspec.core.errors import SignatureRefused, TrtspecError
 from trtspec.store.artifact import load_artifact
 from trtspec.store.registries.pull import check_directory, check_location, local_artifact, pull_artifact
 from trtspec.store.registries.push import push_artifact
 from trtspec.store.signatures.attestations import read_attestations
-from trtspec.store.signatures.envelope import SignatureRefused
 from trtspec.store.signatures.evaluate import AcceptedSignature, SignedArtifact, check_signature
 from trtspec.store.signatures.keys import KeySigner
 from trtspec.store.signatures.policy import Policy, find_policy, load_policy, matches, parse_age

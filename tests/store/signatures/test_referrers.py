@@ -14,12 +14,11 @@ from tests.store.registries.artifacts import make_artifact
 from tests.store.registries.conftest import QUICK
 from tests.store.registries.double import Fault, Registry
 from tests.store.registries.real import skopeo
-from trtspec.core.errors import TrtspecError
+from trtspec.core.errors import SignatureRefused, TrtspecError
 from trtspec.store.artifact import manifest_sha256
 from trtspec.store.registries.listing import list_artifacts
 from trtspec.store.registries.pull import check_location, pull_artifact
 from trtspec.store.registries.push import push_artifact
-from trtspec.store.signatures.envelope import SignatureRefused
 from trtspec.store.signatures.keys import KeySigner
 from trtspec.store.signatures.policy import Policy
 from trtspec.store.signatures.sign import sign_directory, sign_location

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.durability import die_at, finish, start  # noqa: F401
 from tests.store.registries.conftest import QUICK, docker_registry, own_home, registry  # noqa: F401
 from tests.store.writing import Write
 from trtspec.store.store import Store

@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import platform
 import signal
 import time
 from collections.abc import Sequence
@@ -57,8 +56,8 @@ class LocalPool(Pool):
         self._workers: list[Worker] = []
 
     def nodes(self) -> list[Node]:
-        """Return this machine: it meets any number of devices, because its own check has refused what it lacks."""
-        return [Node(NAME, {"arch": platform.machine()}, self._limit, 1 << 16)]
+        """Return this machine, which fits all steps: the check before the build has refused what it lacks."""
+        return [Node(NAME, {}, self._limit, len(self._devices), fits_all=True)]
 
     def submit(self, task: Task) -> None:
         self._queue.append(task)

@@ -47,7 +47,7 @@ from trtspec.store.team.environment import open_remote
 
 log = logging.getLogger(__name__)
 
-CONNECT_S, PROBE_S, CALL_S = 5.0, 90.0, 30.0
+CONNECT_S, START_S, PROBE_S, CALL_S = 5.0, 60.0, 90.0, 30.0
 STOP_S = 10.0  # for steps to clean up, before their processes are killed
 REPORT_S = 0.5
 OBJECT_STORE_BYTES = 100 << 20  # outputs move through the store: results are a few hundred bytes
@@ -289,16 +289,20 @@ class RayPool(Pool):
                 for key in self._nodes
             }
             ready, _ = self._ray.wait(list(refs), num_returns=len(refs), timeout=PROBE_S) if refs else ([], [])
-            return {refs[ref]: self._site(ref) for ref in ready}
+            found = {refs[ref]: self._site(ref) for ref in ready}
+            return {identity: site for identity, site in found.items() if site}
         finally:
             (root / token).unlink(missing_ok=True)
 
-    def _site(self, ref: Any) -> Site:
+    def _site(self, ref: Any) -> Site | None:
+        """Return the facts from a probe, or None if its node was lost."""
         try:
             site: Site = self._ray.get(ref, timeout=CALL_S)
-        except self._ray.exceptions.RayError as error:
+        except self._ray.exceptions.RayTaskError as error:
             failure = _import_failure(error)
             raise TrtspecError(failure.message, where=self._cluster, hint=failure.hint) from None
+        except self._ray.exceptions.RayError:
+            return None
         return site
 
 
@@ -357,6 +361,7 @@ def _open(options: PoolOptions) -> RayPool:
         import ray
     except ImportError:
         raise TrtspecError("--on ray requires Ray", hint="pip install 'trtspec[ray]'") from None
+    logging.getLogger("ray").setLevel(logging.ERROR)
     arguments: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     address = options.address
     if not address:
@@ -367,6 +372,8 @@ def _open(options: PoolOptions) -> RayPool:
         cluster = f"ray:{address}"
         _reach(address.removeprefix("//"), cluster)
         arguments |= {"address": f"ray:{address}" if address.startswith("//") else address}
+        if address.startswith("127."):  # by this address the driver finds its node, which is on this machine
+            arguments |= {"_node_ip_address": address.rpartition(":")[0]}
     _connect(ray, arguments, cluster, starts=not address)
     try:
         return RayPool(ray, cluster)
@@ -376,12 +383,18 @@ def _open(options: PoolOptions) -> RayPool:
 
 
 def _connect(ray: Any, arguments: dict[str, Any], cluster: str, *, starts: bool) -> None:
-    """Call ray.init, which has its own deadlines; raise TrtspecError if it fails.
+    """Call ray.init with a deadline; raise TrtspecError if it fails.
 
-    It runs in this thread, because the processes of a local cluster end with the thread that started them.
+    A local cluster is started in this thread, where Ray has its own deadline, because the processes of the cluster end
+    with the thread that started them.
     """
     try:
-        ray.init(**arguments)
+        if starts:
+            ray.init(**arguments)
+        else:
+            _bounded(partial(ray.init, **arguments), START_S, f"{cluster} does not answer as Ray does")
+    except TrtspecError:
+        raise
     except Exception as error:  # Ray raises plain exceptions
         here = f"this machine has Ray {ray.__version__} and Python {platform.python_version()}"
         hint = "Ray's logs are in /tmp/ray/session_latest/logs" if starts else f"{here}: the cluster needs both"

@@ -159,6 +159,17 @@ def read_documents(repository: Repository, address: str, expected: str) -> tuple
     return document, package, data, manifest
 
 
+def read_manifest(address: str, patience: Patience | None = None) -> Manifest:
+    """Return the manifest of the artifact at an address, without its files; raises like `pull_artifact`."""
+    stopped = Event()
+    repository = open_location(address, Opening(False, patience or Patience(), stopped, BlobIndex()))
+    try:
+        return read_documents(repository, address, "")[3]
+    finally:
+        stopped.set()
+        repository.close()
+
+
 def local_artifact(
     artifact: str | os.PathLike[str],
     expected: str = "",

@@ -38,7 +38,7 @@ class Referrer(Descriptor):
 
 @runtime_checkable
 class KeepsReferrers(Protocol):
-    """A repository that keeps referrers; its other methods are those of Repository."""
+    """The additional methods of a repository that keeps referrers."""
 
     def attach(self, manifest: bytes, subject: str) -> None:
         """Store a referrer's image manifest, whose blobs are present; `subject` is the digest that it belongs to."""
@@ -69,7 +69,7 @@ def attach_document(
 
 
 def list_referrers(repository: Repository, digest: str) -> list[Referrer]:
-    """Return the referrers of an image manifest; a location that keeps none has none."""
+    """Return the referrers of an image manifest, or an empty list if the location does not keep them."""
     return repository.referrers(digest) if isinstance(repository, KeepsReferrers) else []
 
 

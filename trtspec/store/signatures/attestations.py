@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtspec.core.errors import TrtspecError
+from trtspec.core.errors import SignatureRefused, TrtspecError
 from trtspec.core.files import describe_read_error, read_bounded, replace_file
 from trtspec.store.artifact_paths import ATTESTATIONS
 from trtspec.store.registries.modelpack import Descriptor, check_digest, parse_image_manifest
@@ -30,7 +30,6 @@ from trtspec.store.signatures.envelope import (
     PAYLOAD_TYPE,
     PROVENANCE,
     SIGNATURE,
-    SignatureRefused,
     parse_bundle,
     parse_statement,
 )
@@ -57,22 +56,31 @@ class Attestations:
 
 def read_attestations(root: Path) -> Attestations:
     """Read the attestations in an artifact's directory; raises TrtspecError for links and files that are too large."""
-    folder = root / ATTESTATIONS
-    if folder.is_symlink():
-        raise TrtspecError("it is a symbolic link, which is not allowed here", where=str(folder))
+    folder = _folder(root)
     bundles = {str(path): _read(path) for path in sorted(folder.glob(f"*{BUNDLE_SUFFIX}"))[:MAX_BUNDLES]}
     paths = {kind: folder / name for kind, name in DOCUMENTS.items() if (folder / name).exists()}
     return Attestations(bundles, {kind: _read(path) for kind, path in paths.items()})
 
 
 def write_attestations(root: Path, attestations: Attestations) -> None:
-    """Write attestations into an artifact's directory, each file at once; others that are there remain."""
+    """Write attestations into an artifact's directory, each file at once; others that are there remain.
+
+    Raises TrtspecError if their directory is a link.
+    """
     files = {bundle_name(data): data for data in attestations.bundles.values()}
     files |= {DOCUMENTS[kind]: data for kind, data in attestations.documents.items()}
+    folder = _folder(root)
     if files:
-        (root / ATTESTATIONS).mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
     for name, data in files.items():
-        replace_file(root / ATTESTATIONS / name, data)
+        replace_file(folder / name, data)
+
+
+def _folder(root: Path) -> Path:
+    folder = root / ATTESTATIONS
+    if folder.is_symlink():
+        raise TrtspecError("it is a symbolic link, which is not allowed here", where=str(folder))
+    return folder
 
 
 def bundle_name(data: bytes) -> str:
@@ -91,7 +99,7 @@ def predicate_type(bundle: bytes) -> str:
 def attach_attestations(repository: Repository, subject: Descriptor, attestations: Attestations) -> int:
     """Attach attestations to an image manifest, as cosign does; return their number.
 
-    What is attached already is not attached again. A location that keeps no referrers gets none. Source of the
+    Attached ones are not attached again. A location that does not keep referrers is left unchanged. Source of the
     annotations: sigstore/cosign:pkg/oci/remote/write.go@v3.1.2. The time of creation is left out, so that equal
     attestations are one referrer.
     """

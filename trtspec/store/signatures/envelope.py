@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from trtspec.core.diagnostics import simplify_pydantic_message
-from trtspec.core.errors import TrtspecError
+from trtspec.core.errors import SignatureRefused
 
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -28,13 +28,6 @@ SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # the predicate type of a sig
 PROVENANCE = "https://slsa.dev/provenance/v1"
 BOM = "https://cyclonedx.org/bom"
 MAX_BYTES = 16 << 20
-
-
-class SignatureRefused(TrtspecError):
-    """An artifact is not signed, or not as a policy requires."""
-
-    exit_code = 114
-    remedy = "deploy an artifact that a signer of the policy has signed with `trtspec sign`"
 
 
 def _decode(text: object) -> bytes:

@@ -13,18 +13,21 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from trtspec.core.diagnostics import escape_unprintable
+from trtspec.core.errors import SignatureRefused
+from trtspec.store.artifact_paths import MANIFEST
 from trtspec.store.signatures.attestations import DOCUMENTS, KINDS, Attestations
 from trtspec.store.signatures.envelope import (
     BOM,
     PROVENANCE,
     SIGNATURE,
     Bundle,
-    SignatureRefused,
     Statement,
     Subject,
+    SubjectName,
     dump,
     parse_bundle,
     parse_statement,
+    render_statement,
 )
 from trtspec.store.signatures.policy import (
     AcceptedIdentity,
@@ -198,7 +201,7 @@ def _check_signed(
 def _check_time(signed: _Signed, policy: Policy, now: datetime) -> tuple[SignatureCheck, ...]:
     rules, at = policy.document.signed, signed.signed_at
     if at is None and (rules.max_age or rules.not_before):
-        raise SignatureRefused("it has no time, which the policy requires")
+        raise SignatureRefused("it does not state its time, which the policy requires")
     if at is None:
         return ()
     if at > now + MAX_SKEW:
@@ -226,24 +229,21 @@ def _check_location(signed: _Signed, artifact: SignedArtifact, policy: Policy) -
 
 
 def _check_provenance(signed: _Signed, artifact: SignedArtifact, required: Any) -> tuple[SignatureCheck, ...]:
-    _check_same(PROVENANCE, artifact, lambda document: _parsed(document).predicate == signed.statement.predicate)
-    details = check_provenance(signed.statement.predicate or {}, required)
+    predicate = signed.statement.predicate or {}
+    unsigned = render_statement([SubjectName(MANIFEST, artifact.manifest)], PROVENANCE, predicate)
+    _check_same(PROVENANCE, artifact, unsigned)
+    details = check_provenance(predicate, required)
     return (SignatureCheck("provenance", "; ".join((f"of {signed.signer}", *details))),)
 
 
-def _parsed(document: bytes) -> Statement:
-    return parse_statement(DOCUMENTS[PROVENANCE], document)
-
-
 def _check_bom(signed: _Signed, artifact: SignedArtifact) -> tuple[SignatureCheck, ...]:
-    _check_same(BOM, artifact, lambda document: document == dump(signed.statement.predicate))
+    _check_same(BOM, artifact, dump(signed.statement.predicate))
     return (SignatureCheck("bom", f"of {signed.signer}"),)
 
 
-def _check_same(kind: str, artifact: SignedArtifact, is_same: Callable[[bytes], bool]) -> None:
+def _check_same(kind: str, artifact: SignedArtifact, expected: bytes) -> None:
     """Raise SignatureRefused if the unsigned copy of a document differs from the signed one."""
-    document = artifact.attestations.documents.get(kind)
-    if document is not None and not is_same(document):
+    if artifact.attestations.documents.get(kind, expected) != expected:
         raise SignatureRefused(f"{DOCUMENTS[kind]} differs from the signed document")
 
 

@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.errors import TrtspecError
-from trtspec.store.signatures.envelope import SignatureRefused
+from trtspec.core.errors import SignatureRefused, TrtspecError
 from trtspec.store.signatures.keys import ENVIRONMENT, EXTRA
 from trtspec.store.signatures.policy import matches
 
@@ -44,7 +43,7 @@ class KeylessSigner:
 def open_keyless_signer(token_reference: str = "") -> KeylessSigner:
     """Return a signer for the identity in a token: of "env://NAME", or of the CI system that this process runs in.
 
-    Raises TrtspecError if there is no token, or if a service of Sigstore fails.
+    Raises TrtspecError if a token is missing, or if a service of Sigstore fails.
     """
     _require()
     from sigstore.models import ClientTrustConfig
@@ -134,7 +133,7 @@ def _calling(what: str, call: Callable[[], Any]) -> Any:
         raise
     except Exception as error:  # of its HTTP client, its parsers, and its own
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        hint = "signing needs Sigstore's public services; a key pair (--key) and trusted_root in a policy need none"
+        hint = "Sigstore's services are needed; --key and a policy's trusted_root work without them"
         raise TrtspecError(f"{what} failed: {reason}", hint=hint) from None
 
 

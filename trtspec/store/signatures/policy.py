@@ -179,7 +179,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
 
 
 def find_policy(given: str | os.PathLike[str] | None) -> Policy | None:
-    """Return the policy in the given file, or in that of TRTSPEC_SIGNATURE_POLICY, or None without either.
+    """Return the policy in the given file, else in the file of TRTSPEC_SIGNATURE_POLICY, else None.
 
     An empty text as well as None means the variable. Raises like `load_policy`.
     """

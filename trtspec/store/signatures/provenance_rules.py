@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy requires of provenance: the builder, the recipe, the sources and the versions of tools.
+"""A policy's rules for provenance: the builder, the recipe, the sources and the versions of tools.
 
 Source of the predicate's fields: slsa-framework/slsa:docs/spec/v1.1/provenance.md@v1.1. The predicate is signed, but
 other builders may have written it, so its fields are read as untrusted input.
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trtspec.core.diagnostics import escape_unprintable
+from trtspec.core.errors import SignatureRefused
 from trtspec.core.versions import version_key
-from trtspec.store.signatures.envelope import SignatureRefused
 from trtspec.store.signatures.policy import ProvenanceSection, matches
 
 SOURCE, RECIPE = "source", "recipe"  # names of resolved dependencies begin with these

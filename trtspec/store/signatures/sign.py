@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
 
-from trtspec.core.errors import DigestMismatch, TrtspecError
+from trtspec.core.errors import DigestMismatch, SignatureRefused, TrtspecError
 from trtspec.store.artifact import load_artifact
 from trtspec.store.artifact_paths import ATTESTATIONS, MANIFEST
 from trtspec.store.registries.blobs import BlobIndex
@@ -34,7 +34,6 @@ from trtspec.store.signatures.attestations import (
 from trtspec.store.signatures.envelope import (
     PROVENANCE,
     SIGNATURE,
-    SignatureRefused,
     SubjectName,
     parse_bundle,
     parse_statement,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from threading import Event, Lock
 
@@ -37,7 +38,14 @@ from trtspec.store.registries.transfer import Meter, transfer_all
 from trtspec.store.registries.upload import Uploads
 from trtspec.store.remote import Received, Start
 from trtspec.store.step import Step, StepProgress
-from trtspec.store.team.documents import RemoteEntry, entry_tag, read_entry, render_document, render_entry_manifest
+from trtspec.store.team.documents import (
+    RemoteEntry,
+    entry_tag,
+    read_entry,
+    render_document,
+    render_entry_manifest,
+    with_use,
+)
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +94,7 @@ class TeamStore:
                 raise DigestMismatch("the entry is of another kind of step", where=self.address)
             with self._opened(for_writing=False) as transfer:
                 _fetch_files(transfer, found, files, start)
+            self._note_use(step.key)
             return Received(found.document.files, found.document.seconds)
         except (DigestMismatch, UnknownReference) as error:
             self._refuse(step, error)
@@ -105,6 +114,8 @@ class TeamStore:
             if is_damaged or not self._has(step.key):
                 self._send(entry, start, replace=is_damaged)
                 self._refused.discard(step.key)
+            else:
+                self._note_use(step.key)
         except (TrtspecError, OSError) as error:
             self._fail(self._writing, error)
 
@@ -172,6 +183,16 @@ class TeamStore:
             is_present = self._has(key)
             self._recent[key] = self._clock(), is_present
         return is_present
+
+    def _note_use(self, key: str) -> None:
+        """Record the day of a use in the entry's manifest, for the removal of unused entries."""
+        today = datetime.now(timezone.utc).date().isoformat()
+        with suppress(TrtspecError, OSError):  # only the record is lost
+            if not self._writes or not self._writing.is_closed():
+                return
+            if manifest := with_use(self._lookup_repository().manifest(entry_tag(key)), today):
+                with self._opened(for_writing=True) as transfer:
+                    transfer.repository.publish(manifest, entry_tag(key))
 
     def _lookup_repository(self) -> Repository:
         """Return the repository of all lookups, whose connections stay open."""

@@ -7,7 +7,7 @@ order of the document. The tag is derived from the key. A document is untrusted 
 
 from __future__ import annotations
 
-import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,10 +22,20 @@ from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.store.digest import dump_checksummed, parse_checksummed
 from trtspec.store.entry import ENTRY_SCHEMA, StoreEntry
 from trtspec.store.file_records import FileRecord
-from trtspec.store.registries.modelpack import MAX_LAYERS, TITLE, Descriptor, ImageManifest, render_manifest
+from trtspec.store.registries.modelpack import (
+    MAX_LAYERS,
+    TITLE,
+    Descriptor,
+    ImageManifest,
+    dump,
+    parse_image_manifest,
+    render_manifest,
+)
 
 ENTRY_TYPE = "application/vnd.trtspec.entry.v1"
 DOCUMENT_TYPE = "application/vnd.trtspec.entry.v2+json"
+CREATED = "org.opencontainers.image.created"
+USED = "io.trtspec.entry.used"  # the day of the last use
 FILE_TYPE = "application/octet-stream"
 TAG_PREFIX = "entry2-"  # with the version of the document: another trtspec does not find what it cannot read
 
@@ -70,7 +80,7 @@ def render_entry_manifest(entry: StoreEntry, document: bytes, sha256: Mapping[st
         }
         for record in entry.files
     ]
-    annotations = {TITLE: entry.name, "org.opencontainers.image.created": entry.created}
+    annotations = {TITLE: entry.name, CREATED: entry.created}
     return render_manifest(document, layers, annotations, ENTRY_TYPE, DOCUMENT_TYPE)
 
 
@@ -113,7 +123,12 @@ def _path_conflict(files: tuple[FileRecord, ...]) -> str | None:
     return None
 
 
-def document_descriptor(document: bytes) -> Descriptor:
-    """Return the descriptor of an entry's document."""
-    digest = f"sha256:{hashlib.sha256(document).hexdigest()}"
-    return Descriptor(mediaType=DOCUMENT_TYPE, digest=digest, size=len(document))
+def with_use(manifest: bytes, day: str) -> bytes | None:
+    """Return an entry's manifest with another day (YYYY-MM-DD) of its last use, or None if it is not older than that.
+
+    Raises TrtspecError if it is not an entry's manifest.
+    """
+    image = parse_image_manifest("", manifest)
+    if image.artifactType != ENTRY_TYPE or image.annotations.get(USED, "") >= day:
+        return None
+    return dump({**json.loads(manifest), "annotations": {**image.annotations, USED: day}})

@@ -13,17 +13,13 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import quote, urljoin, urlsplit
 
 from trtspec.core.diagnostics import escape_unprintable
 from trtspec.core.errors import DigestMismatch, TrtspecError
-from trtspec.core.files import file_lock, private_directory, replace_file
 from trtspec.core.hashing import SEGMENT_BYTES
 from trtspec.core.http_hosts import is_loopback
 from trtspec.core.image_references import DIGEST, ImageReference, parse_image
-from trtspec.core.paths import cache_dir
-from trtspec.store.digest import compute_digest, dump_checksummed, load_checksummed
 from trtspec.store.registries.authorization import Authorization
 from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.credentials import DOCKER_HUB, find_credentials
@@ -48,15 +44,14 @@ from trtspec.store.registries.referrers import (
     parse_index,
 )
 from trtspec.store.registries.repository import Opening, UnknownReference
+from trtspec.store.registries.sessions import UploadSession, remove_old_sessions
 
 CHUNK_BYTES = SEGMENT_BYTES  # what is sent again if a registry drops an interrupted chunk
 MAX_CHUNK_BYTES = 4 << 30  # of a registry that requires larger chunks
 MAX_TAGS, TAGS_PER_PAGE, MAX_TAGS_BYTES = 50_000, 1000, 1 << 20
 EXAMPLE = "e.g. oci://registry.example.com/team/model:v1"
 DOCKER_HUB_API = "registry-1.docker.io"
-SESSION_DAYS = 7
 MAX_STARTS = 3  # of an upload whose bytes the registry rejects at the end
-SESSION_SCHEMA = "trtspec.upload/1"
 OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL, NOT_FOUND = 200, 201, 202, 204, 206, 404
 UNAVAILABLE_RANGE, METHOD_NOT_ALLOWED = 416, 405
 REFUSES_DELETION = {400, METHOD_NOT_ALLOWED, 415, 501}
@@ -291,7 +286,7 @@ class OciRepository:
 
     def upload(self, source: BlobSource) -> str:
         """Upload a file in chunks, continuing the session of an interrupted upload of the same content."""
-        session = _Session(self.place, source.record.digest)
+        session = UploadSession(self.place, source.record.digest)
         try:
             digest = _Upload(self, self._client, source, session).run()
         finally:
@@ -324,12 +319,12 @@ class _Upload:
     """The upload of one file: chunks in sequence, each from the offset that the registry confirms."""
 
     def __init__(
-        self, repository: OciRepository, client: RegistryClient, source: BlobSource, session: _Session
+        self, repository: OciRepository, client: RegistryClient, source: BlobSource, session: UploadSession
     ) -> None:
         self._repository, self._client, self._source, self._session = repository, client, source, session
         self._size = source.record.size
         self._chunk_bytes = CHUNK_BYTES
-        self._url = session.url
+        self._url = str(session.state.get("url", ""))
 
     def run(self) -> str:
         """Return the SHA-256 of the uploaded file, in hex."""
@@ -365,7 +360,7 @@ class _Upload:
 
     def _keep(self, url: str) -> None:
         self._url = url
-        self._session.keep(url)
+        self._session.keep({"url": url})
 
     def _forget(self) -> None:
         if self._url:
@@ -422,52 +417,6 @@ class _Upload:
 
 class _WrongContent(Exception):
     """The registry received something else than the file; the upload starts again."""
-
-
-class _Session:
-    """The upload address of an interrupted upload, in a private file of the cache; one process uses it at a time."""
-
-    def __init__(self, place: str, blake3: str) -> None:
-        from filelock import Timeout
-
-        key = compute_digest("trtspec.upload", (place, blake3))
-        self._path: Path | None = None
-        self._lock = None
-        self.url = ""
-        try:
-            folder = private_directory(cache_dir() / "uploads")
-            lock = file_lock(folder / f"{key}.lock", timeout_s=0)
-            lock.acquire()
-        except (OSError, Timeout):  # a full disk, or another process uploads the same: this upload cannot be resumed
-            return
-        self._lock, self._path = lock, folder / f"{key}.json"
-        self.url = str((load_checksummed(SESSION_SCHEMA, self._path) or {"url": ""})["url"])
-
-    def keep(self, url: str) -> None:
-        if self._path and url != self.url:
-            with suppress(OSError):
-                replace_file(self._path, dump_checksummed(SESSION_SCHEMA, {"url": url}), mode=0o600, durable=False)
-        self.url = url
-
-    def forget(self) -> None:
-        self.url = ""
-        if self._path:
-            self._path.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        if self._lock and self._path:
-            if not self._path.exists():
-                with suppress(OSError):
-                    self._path.with_suffix(".lock").unlink(missing_ok=True)
-            self._lock.release()
-
-
-def remove_old_sessions(now_s: float) -> None:
-    """Remove the sessions of uploads that were interrupted long ago; registries have removed them as well."""
-    with suppress(OSError):
-        for path in (cache_dir() / "uploads").iterdir():
-            if now_s - path.stat().st_mtime > SESSION_DAYS * 86400:
-                path.unlink(missing_ok=True)
 
 
 def _confirmed(reply: Reply) -> int | None:
