@@ -47,6 +47,21 @@ def test_pipeline_is_valid_by_the_vendors_schema(system: str, recipe: Path, trts
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("system", "job"), [("github", "build-tiny"), ("gitlab", "build tiny")])
+def test_pipeline_signs_with_the_identity_of_the_job(system: str, job: str, recipe: Path, trtspec: Run) -> None:
+    assert trtspec("ci", system, recipe, "--sign", "-o", "pipeline.yml").code == 0
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", *SCHEMAS[system], "pipeline.yml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pipeline = yaml.safe_load(Path("pipeline.yml").read_text())
+    signing = [script for script in scripts_of(pipeline, job) if "trtspec sign build/tiny --keyless" in script]
+    assert len(signing) == 1
+    rights = pipeline["jobs"][job]["permissions"] if system == "github" else pipeline[job]["id_tokens"]
+    expected = {"contents": "read", "id-token": "write"}
+    assert rights == (expected if system == "github" else {"SIGSTORE_ID_TOKEN": {"aud": "sigstore"}})
+    assert "sign" not in trtspec("ci", system, recipe).out
+
+
 @pytest.mark.parametrize(("system", "prefix"), [("github", "build-"), ("gitlab", "build ")])
 def test_pipeline_has_a_job_for_each_variant_on_the_right_runner(
     system: str, prefix: str, recipe: Path, trtspec: Run

@@ -56,6 +56,10 @@ class BuildJob:
         """Return the shell command that compares the artifact with its target and evaluates the gates."""
         return shlex.join(["trtspec", "verify", f"build/{self.name}", "--undecided", "fail"])
 
+    def sign(self) -> str:
+        """Return the shell command that signs the artifact with the identity of the job."""
+        return shlex.join(["trtspec", "sign", f"build/{self.name}", "--keyless"])
+
     def report(self, form: str, out: str = "") -> str:
         """Return the shell command that writes a report in format `form` to the file `out`, or to standard output."""
         into = ["--out", out] if out else []
@@ -76,6 +80,7 @@ class Pipeline:
         packages: the arguments of `pip install`; "" for trtspec with the extras that builds and tests need.
         runner: label of the runners of jobs without a GPU; "" for the CI system's default.
         branch: the branch on which pushes start the pipeline.
+        sign: whether jobs sign what they have built and verified, except in pull requests.
         remote: the address of the team store, which replaces the CI system's cache; "" for none.
     """
 
@@ -85,10 +90,12 @@ class Pipeline:
     packages: str
     runner: str
     branch: str
+    sign: bool = False
     remote: str = ""
 
     def install(self) -> str:
-        packages = self.packages or f"trtspec[{in_process_backend()[0]},triton]"
+        extras = [in_process_backend()[0], *(["sign"] if self.sign else []), "triton"]
+        packages = self.packages or f"trtspec[{','.join(extras)}]"
         return shlex.join(["python", "-m", "pip", "install", *shlex.split(packages)])
 
     def checks(self) -> list[str]:
@@ -104,6 +111,7 @@ def make_pipeline(
     cpu_runner: str,
     gpu_runner: str,
     branch: str,
+    sign: bool = False,
     remote: str = "",
 ) -> Pipeline:
     """Create the pipeline for recipe files of the project at `root`; engines that need a GPU get `gpu_runner`.
@@ -123,7 +131,7 @@ def make_pipeline(
                 raise TrtspecError(f"two recipes are called {name}", where=relative, hint="change `name`")
             runner = gpu_runner if needs_gpu else cpu_runner
             jobs[name] = BuildJob(name, relative, name if len(loaded) > 1 else "", needs_gpu, runner)
-    return Pipeline(tuple(paths), tuple(jobs.values()), python, install, cpu_runner, branch, remote)
+    return Pipeline(tuple(paths), tuple(jobs.values()), python, install, cpu_runner, branch, sign, remote)
 
 
 def render_pipeline(system: str, pipeline: Pipeline) -> str:
@@ -169,6 +177,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 RUNNER = "ubuntu-latest"
 SUMMARY = '"$GITHUB_STEP_SUMMARY"'
 ALWAYS = "${{ !cancelled() }}"
+IS_NO_PULL_REQUEST = "${{ github.event_name != 'pull_request' }}"  # those of forks get no identity token
 # Pull requests may contain anyone's code, so they do not write to the team store.
 _GITHUB_REMOTE = {
     "TRTSPEC_REMOTE": "",
@@ -230,11 +239,13 @@ def _github_build(job: BuildJob, pipeline: Pipeline) -> dict[str, Any]:
         "needs": "check",
         "runs-on": job.runner or RUNNER,
         "timeout-minutes": TIMEOUT_MINUTES,
+        **({"permissions": {"contents": "read", "id-token": "write"}} if pipeline.sign else {}),
         "steps": [
             *_github_setup(pipeline),
             *([] if pipeline.remote else cached),
             {"name": "Build", "run": job.build()},
             {"name": "Verify", "run": job.verify()},
+            *([{"name": "Sign", "if": IS_NO_PULL_REQUEST, "run": job.sign()}] if pipeline.sign else []),
             {"name": "Report", "if": ALWAYS, "run": "\n".join(reports)},
             {"name": "Pack the artifact", "run": job.pack()},
             {"name": "Upload the artifact", **_upload(job.name, f"{job.name}.tar")},
@@ -297,6 +308,7 @@ def _gitlab_tags(runner: str) -> dict[str, Any]:
 
 
 def _gitlab_build(job: BuildJob, pipeline: Pipeline) -> dict[str, Any]:
+    sign = f'if [ "$CI_PIPELINE_SOURCE" != merge_request_event ]; then {job.sign()}; fi'
     # Entries of the store are found by key, so the cached store of any earlier recipe version is usable.
     cache = {
         "key": {"files": [job.recipe], "prefix": f"trtspec-{job.name}"},
@@ -310,7 +322,8 @@ def _gitlab_build(job: BuildJob, pipeline: Pipeline) -> dict[str, Any]:
         "timeout": f"{TIMEOUT_MINUTES} minutes",
         **_gitlab_tags(job.runner),
         **({} if pipeline.remote else {"cache": cache}),
-        "script": [job.build(), job.verify(), job.pack()],
+        **({"id_tokens": {"SIGSTORE_ID_TOKEN": {"aud": "sigstore"}}} if pipeline.sign else {}),
+        "script": [job.build(), job.verify(), *([sign] if pipeline.sign else []), job.pack()],
         "after_script": [f"{job.report('junit', 'junit.xml')} || true", f"{job.report('markdown')} || true"],
         "artifacts": {
             "name": job.name,

@@ -25,9 +25,9 @@ def root_keys(roots: Sequence[str], on_read: OnRead = lambda done, total: None) 
 
 def _keys(root: str, on_read: OnRead) -> list[str]:
     if is_location(root):
-        from trtspec.store.registries.pull import fetch_manifest
+        from trtspec.store.registries.pull import read_manifest
 
-        return [step.key for step in fetch_manifest(root).steps]
+        return [step.key for step in read_manifest(root).steps]
     if (Path(root) / MANIFEST).is_file():
         return [step.key for step in load_manifest(Path(root)).steps]
     return _recipe_keys(root, on_read)

@@ -87,7 +87,7 @@ def _digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-CACHE_SCHEMA = "trtspec.digests/2"
+CACHE_SCHEMA = "trtspec.digests/3"
 RACY_NS = 2_000_000_000
 
 

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -112,14 +112,14 @@ class Store:
             self.remote.offer(step, obtained.entry, start)
         return obtained
 
-    def fetch(self, steps: Sequence[Step], start: Start = lambda total_bytes: StepProgress()) -> None:
-        """Fetch the missing outputs of steps that the remote store has."""
-        for step in steps if self.remote else ():
-            if step.is_shared and not self.get(step.key).entry:
-                self._layout.make()
-                with self._layout.explain_os_errors(f"fetching {step.name}"), self._layout.lock(step.key):
-                    if self.remote and not self._get_locked(step.key).entry:
-                        self._receive(self.remote, step, start)
+    def fetch(self, step: Step, start: Start = lambda total_bytes: StepProgress()) -> StoreEntry | None:
+        """Return a step's output from this store or the remote one, or None; the step is not run."""
+        entry = self.get(step.key).entry
+        if entry or not self.remote or not step.is_shared:
+            return entry
+        self._layout.make()
+        with self._layout.explain_os_errors(f"fetching {step.name}"), self._layout.lock(step.key):
+            return self._get_locked(step.key).entry or self._receive(self.remote, step, start)
 
     def _fetch_or_build(self, step: Step, inputs: Inputs, start: Start, progress: StepProgress) -> Obtained:
         """Publish the output of a step, unless another process has done so in the meantime."""

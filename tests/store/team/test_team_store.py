@@ -222,6 +222,7 @@ def test_plan_shows_what_the_team_store_has(machines: Machines) -> None:
         ("remote", "in the team store"),
         ("miss", "never built"),
     ]
-    store.fetch(plan.steps)
-    assert [each.status for each in plan_status(plan, store)] == ["hit", "miss"]
+    for each in plan.steps:
+        store.fetch(each)
+    assert [found.status for found in plan_status(plan, store)] == ["hit", "miss"]
     assert count(step) == 1

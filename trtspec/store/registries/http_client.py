@@ -130,8 +130,11 @@ class RegistryClient:
         authorization: Authorizes,
         patience: Patience,
         stopped: threading.Event,
+        *,
+        follows_redirects: bool = True,
     ) -> None:
         self.origin = origin
+        self._follows_redirects = follows_redirects
         self.patience = patience
         self.stopped = stopped
         self.has_replied = False
@@ -274,7 +277,7 @@ class RegistryClient:
                     raise self._authorization.refused(shown(url))
                 if callable(body):
                     raise Broken("the registry requested a new token")
-            elif response.status in REDIRECTS and method in ("GET", "HEAD"):
+            elif response.status in REDIRECTS and method in ("GET", "HEAD") and self._follows_redirects:
                 redirects += 1
                 url = self._redirected(url, response, redirects)
                 self._skip(response)

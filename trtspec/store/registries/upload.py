@@ -53,7 +53,7 @@ class Uploads:
             return self._bring_small(path, record)
         sha256 = self._known.sha256(record.digest)
         if sha256 is None and record.size in self.sizes:
-            sha256 = _checked_sha256(path, record)
+            sha256 = checked_sha256(path, record)
             self._known.learn([(record.digest, sha256)])
         if sha256 is not None and self._is_present(record, sha256):
             self._meter(record.size)
@@ -88,7 +88,8 @@ class Uploads:
             self.sent_bytes += nbytes
 
 
-def _checked_sha256(path: Path, record: FileRecord) -> str:
+def checked_sha256(path: Path, record: FileRecord) -> str:
+    """Return the SHA-256 of a file, in hex; raises DigestMismatch if the file differs from its record."""
     digest, sha256 = digest_and_sha256(path)
     if digest != record.digest:
         raise DigestMismatch("the file differs from its recorded digest; nothing was published", where=str(path))

@@ -39,12 +39,18 @@ from trtspec.store.registries.modelpack import (
     MAX_MANIFEST_BYTES,
     Descriptor,
     check_digest,
-    dump,
     parse_image_manifest,
+)
+from trtspec.store.registries.referrers import (
+    MAX_REFERRERS,
+    Referrer,
+    describe_referrer,
+    is_fallback_tag,
+    read_referrers,
+    render_index,
 )
 from trtspec.store.registries.repository import Opening, UnknownReference
 
-INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 MAX_INDEX_BYTES = 32 << 20  # about 80,000 tags
@@ -115,7 +121,19 @@ class _Layout:
         )
 
     def tags(self) -> list[str]:
-        return sorted({tag for entry in self._entries() if (tag := _read_tag(entry)) and re.fullmatch(_TAG, tag)})
+        found = {_read_tag(entry) for entry in self._entries()}
+        return sorted(tag for tag in found if re.fullmatch(_TAG, tag) and not is_fallback_tag(tag))
+
+    def referrers(self, digest: str) -> list[Referrer]:
+        """Return the referrers of an image manifest: the manifests of index.json without a tag that name it."""
+        found = read_referrers(entry for entry in self._entries() if not _read_tag(entry))
+        return [each for each in found if self._subject(each) == digest][:MAX_REFERRERS]
+
+    def _subject(self, referrer: Referrer) -> str:
+        """Return the subject of an image manifest, or "" without one."""
+        with suppress(TrtspecError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            return str(json.loads(self.manifest(referrer.digest))["subject"]["digest"])
+        return ""
 
     def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
         return False
@@ -140,10 +158,6 @@ def _render_entry(manifest: bytes, tag: str) -> dict[str, Any]:
         "size": len(manifest),
         "annotations": {REF_NAME: tag},
     }
-
-
-def _render_index(entries: list[dict[str, Any]]) -> bytes:
-    return dump({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries})
 
 
 class DirectoryLayout(_Layout):
@@ -224,11 +238,17 @@ class DirectoryLayout(_Layout):
             entries[:] = [each for each in entries if _read_tag(each) != tag]
             entries.append(_render_entry(manifest, tag))
 
+    def attach(self, manifest: bytes, subject: str) -> None:
+        self.upload_bytes(manifest)
+        fsync_path(self._blobs)
+        with self._changing_index() as entries:
+            entries[:] = _add_referrer(manifest, entries)
+
     def remove(self, tags: Sequence[str]) -> None:
         """Remove tags, and blobs that no manifest needs and that nobody has used for UNUSED_S seconds."""
         with self._locked():
             entries = [each for each in self._entries() if _read_tag(each) not in tags]
-            replace_file(self.path / "index.json", _render_index(entries))
+            replace_file(self.path / "index.json", render_index(entries))
             needed = {digest for each in entries for digest in self._blobs_of(str(each.get("digest")))}
             for path in self._blobs.iterdir():
                 is_blob = re.fullmatch("[0-9a-f]{64}", path.name) is not None
@@ -248,7 +268,7 @@ class DirectoryLayout(_Layout):
                 replace_file(self.path / "oci-layout", LAYOUT)
             entries = self._entries() if (self.path / "index.json").exists() else []
             yield entries
-            replace_file(self.path / "index.json", _render_index(entries))
+            replace_file(self.path / "index.json", render_index(entries))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -270,6 +290,7 @@ class TarLayout(_Layout):
         self._temporary: Path | None = None
         self._file: BinaryIO | None = None
         self._end = 0
+        self._attached: list[dict[str, Any]] = []
         if opening.for_writing:
             for leftover in path.parent.glob(f".{path.name}.tmp-*"):
                 leftover.unlink(missing_ok=True)
@@ -318,10 +339,15 @@ class TarLayout(_Layout):
     def upload_bytes(self, data: bytes) -> None:
         self._add(f"blobs/sha256/{hashlib.sha256(data).hexdigest()}", data)
 
+    def attach(self, manifest: bytes, subject: str) -> None:
+        """Add a referrer, which becomes visible with the artifact: when `publish` replaces the file."""
+        self.upload_bytes(manifest)
+        self._attached = _add_referrer(manifest, self._attached)
+
     def publish(self, manifest: bytes, tag: str = "") -> None:
         self.upload_bytes(manifest)
         self._add("oci-layout", LAYOUT)
-        self._add("index.json", _render_index([_render_entry(manifest, tag or self.reference)]))
+        self._add("index.json", render_index([*self._attached, _render_entry(manifest, tag or self.reference)]))
         write_all(self._descriptor, bytes(2 * BLOCK), self._end)
         os.fsync(self._descriptor)
         if self._temporary:
@@ -406,6 +432,12 @@ def _acquired(path: Path, timeout_s: float) -> Any:
     except Timeout:
         raise TrtspecError("another process writes to this layout", where=str(path), hint="try again later") from None
     return lock
+
+
+def _add_referrer(manifest: bytes, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of index.json with a referrer, which has no tag, besides the entries `before`."""
+    entry = describe_referrer(manifest)
+    return [*(each for each in before if _read_tag(each) or each.get("digest") != entry["digest"]), entry]
 
 
 def _read_tag(entry: dict[str, Any]) -> str:
