@@ -32,7 +32,7 @@ class BlobSource:
 
     def __init__(self, path: Path, record: FileRecord, on_bytes: OnBytes) -> None:
         self.record = record
-        self._path = path
+        self.path = path
         self._digest = SequentialDigest()
         self._on_bytes = on_bytes
         self._file = open_regular(path, follow=False)
@@ -97,7 +97,7 @@ class BlobSource:
 
     def _changed(self) -> DigestMismatch:
         return DigestMismatch(
-            "the file differs from the artifact's manifest; nothing was published", where=str(self._path)
+            "the file differs from the artifact's manifest; nothing was published", where=str(self.path)
         )
 
 
