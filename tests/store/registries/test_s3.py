@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -22,11 +23,15 @@ from tests.store.registries.faulty import FaultyProxy, running_proxy
 from tests.store.registries.s3_servers import SECRET, USER, rclone, running_rclone, running_swift
 from tests.store.registries.test_real import check_is_whole, check_tag_is_whole, is_killed_after
 from trtspec.core.errors import DigestMismatch, TrtspecError
+from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.http_client import RegistryError
 from trtspec.store.registries.listing import list_artifacts
 from trtspec.store.registries.locations import s3
+from trtspec.store.registries.modelpack import IMAGE_MANIFEST, Descriptor, parse_image_manifest
 from trtspec.store.registries.pull import pull_artifact
 from trtspec.store.registries.push import push_artifact
+from trtspec.store.registries.referrers import attach_document, list_referrers
+from trtspec.store.registries.repository import Opening, open_location
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
 BUCKET = "artifacts"
@@ -294,3 +299,34 @@ def test_addresses(rest: str, expected: tuple[str, str, str]) -> None:
 def test_malformed_addresses(rest: str) -> None:
     with pytest.raises(TrtspecError, match="is not s3://BUCKET/PREFIX:TAG"):
         s3.parse_address(rest)
+
+
+def test_removal_keeps_what_other_tags_and_their_referrers_need(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "UNUSED_S", -3600.0)
+    one, two = make_artifact(tmp_path / "one"), make_artifact(tmp_path / "two", draft_seed=1)
+    address = f"s3://{BUCKET}/removal"
+    digests = {}
+    for tag, root in (("one", one), ("two", two)):
+        digests[tag] = push_artifact(root, f"{address}:{tag}", patience=QUICK).digest
+    repository = open_location(address, Opening(True, QUICK, Event(), BlobIndex()))
+    try:
+        for tag, digest in digests.items():
+            subject = Descriptor(mediaType=IMAGE_MANIFEST, digest=digest, size=len(repository.manifest(tag)))
+            attach_document(repository, subject, "application/x-test", tag.encode())
+        repository.remove(["one", "absent"])
+        assert repository.tags() == ["two"]
+        assert list_referrers(repository, digests["one"]) == []
+        (referrer,) = list_referrers(repository, digests["two"])
+        (layer,) = parse_image_manifest("", repository.manifest(referrer.digest)).layers
+        assert b"".join(repository.pieces(layer, 0)) == b"two"
+    finally:
+        repository.close()
+    pull_artifact(f"{address}:two", lambda manifest, digest: tmp_path / "pulled", patience=QUICK)
+    assert contents(tmp_path / "pulled") == contents(two)
+    with pytest.raises(TrtspecError, match="has no one"):
+        pull_artifact(f"{address}:one", patience=QUICK)
+    names = {key.rpartition("/")[2] for key in keys(bucket, "removal/blobs/")}
+    assert digests["two"][7:] in names
+    assert digests["one"][7:] not in names

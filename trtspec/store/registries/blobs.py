@@ -96,9 +96,7 @@ class BlobSource:
         return self._digest.sha256
 
     def _changed(self) -> DigestMismatch:
-        return DigestMismatch(
-            "the file differs from the artifact's manifest; nothing was published", where=str(self.path)
-        )
+        return DigestMismatch("the file differs from its recorded digest; nothing was published", where=str(self.path))
 
 
 KNOWN_SCHEMA = "trtspec.blobs/1"

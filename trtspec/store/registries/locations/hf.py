@@ -39,7 +39,7 @@ from trtspec.store.registries.http_client import (
     url_origin,
 )
 from trtspec.store.registries.modelpack import FILE_PATH, MAX_MANIFEST_BYTES, Descriptor, parse_image_manifest
-from trtspec.store.registries.repository import Opening
+from trtspec.store.registries.repository import Opening, UnknownReference
 
 EXAMPLE = "e.g. hf:team/model:v1"
 INSTALL = "pip install 'trtspec[hub]'"
@@ -75,7 +75,7 @@ class HubRepository:
         self._lock = Lock()
         self._head = _Head()
         if opening.for_writing:
-            self._head = self._read_head()
+            self._head = self._read_head(self.reference)
 
     def interrupt(self) -> None:
         self._client.interrupt()
@@ -97,7 +97,7 @@ class HubRepository:
         commit = self._commit(reference)
         data = self._read(commit, IMAGE_MANIFEST)
         if data is None:
-            raise RegistryError(f"{self.label} has no artifact of trtspec in {reference}", hint=EXAMPLE)
+            raise UnknownReference(f"{self.label} has no artifact of trtspec in {reference}", hint=EXAMPLE)
         image = parse_image_manifest(self.label, data)
         self._paths |= {layer.digest: (commit, layer.annotations.get(FILE_PATH, "")) for layer in image.layers}
         self._paths[image.config.digest] = (commit, CONFIG)
@@ -173,9 +173,11 @@ class HubRepository:
         with self._lock:
             self._small[hashlib.sha256(data).hexdigest()] = data
 
-    def publish(self, manifest: bytes) -> None:
+    def publish(self, manifest: bytes, tag: str = "") -> None:
         """Commit all files to the branch; a new branch is created once the commit exists."""
-        operations, head = self._operations(manifest), self._head
+        name = tag or self.reference
+        head = self._head if name == self.reference else self._read_head(name)
+        operations = self._operations(manifest, head)
         branch = head.branch or f"trtspec-{secrets.token_hex(8)}"
         with _explained(self.label, "no such repository"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the hub about the metadata of a model card
@@ -185,18 +187,26 @@ class HubRepository:
                 made = self._api.create_commit(
                     self._name,
                     operations,
-                    commit_message=f"trtspec push {self.reference}",
+                    commit_message=f"trtspec push {name}",
                     revision=branch,
                     parent_commit=head.commit,
                 )
                 if not head.branch:
-                    self._api.create_branch(self._name, branch=self.reference, revision=made.oid)
+                    self._api.create_branch(self._name, branch=name, revision=made.oid)
             finally:
                 if not head.branch:
                     with suppress(Exception):
                         self._api.delete_branch(self._name, branch=branch)
 
-    def _operations(self, manifest: bytes) -> list[Any]:
+    def remove(self, tags: Sequence[str]) -> None:
+        """Delete branches; the hub deletes the files of unreachable commits itself."""
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        for tag in set(tags) & set(self.tags()):
+            with _explained(self.label, f"no branch {tag}"), suppress(RevisionNotFoundError):
+                self._api.delete_branch(self._name, branch=tag)
+
+    def _operations(self, manifest: bytes, head: _Head) -> list[Any]:
         from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 
         image = parse_image_manifest(self.label, manifest)
@@ -210,22 +220,21 @@ class HubRepository:
                 operations.append(addition if is_same else CommitOperationAdd(path, addition.path_or_fileobj))
             elif (data := self._small.get(key[0])) is not None:
                 operations.append(CommitOperationAdd(path, data))
-            elif path not in (present := self._head.large[key]):
+            elif path not in head.large.get(key, []):
+                present = self._head.large[key]
                 operations.append(CommitOperationCopy(present[0], path, src_revision=self._head.commit))
-        gone = sorted(self._head.paths - wanted.keys())
+        gone = sorted(head.paths - wanted.keys())
         return [*operations, *(CommitOperationDelete(path, is_folder=False) for path in gone)]
 
-    def _read_head(self) -> _Head:
+    def _read_head(self, name: str) -> _Head:
         """Return the state of the branch, or of main's head if the branch does not exist."""
         with _explained(self.label, "no such repository"):
             refs = self._api.list_repo_refs(self._name)
-            if self.reference in {each.name for each in refs.tags}:
+            if name in {each.name for each in refs.tags}:
                 hint = f"choose another name: hf:{self._name}:NAME"
-                raise TrtspecError(
-                    f"{self.reference} is a git tag, which a push does not move", where=self.label, hint=hint
-                )
+                raise TrtspecError(f"{name} is a git tag, which a push does not move", where=self.label, hint=hint)
             branches = {each.name: each.target_commit for each in refs.branches}
-            branch = self.reference if self.reference in branches else ""
+            branch = name if name in branches else ""
             commit = str(branches[branch or MAIN])
             files = [
                 each

@@ -3,6 +3,7 @@
 
     PREFIX/blobs/sha256/HEX    a file, or an image manifest, under the SHA-256 of its bytes
     PREFIX/tags/TAG            the descriptor of the tag's image manifest, in JSON
+    PREFIX/referrers/HEX/HEX   the descriptor of a referrer's manifest, under the SHA-256 of its subject and its own
 
 An object of S3 appears and changes at once, so a tag is always complete and pushes of different tags do not interfere.
 boto3 finds the service, its region and the credentials, and signs. `RegistryClient` sends the requests and limits their
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -46,8 +49,10 @@ from trtspec.store.registries.modelpack import (
     Descriptor,
     check_digest,
     dump,
+    parse_image_manifest,
 )
-from trtspec.store.registries.repository import Opening
+from trtspec.store.registries.referrers import MAX_REFERRERS, Referrer, describe_referrer, read_referrers
+from trtspec.store.registries.repository import Opening, UnknownReference
 from trtspec.store.registries.sessions import SESSION_DAYS, UploadSession, remove_old_sessions
 
 EXAMPLE = "e.g. s3://bucket/models/llama:v1"
@@ -56,7 +61,8 @@ CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROF
 ACCESS_HINT = "check the bucket's name, and your access to it: list, get, put, and multipart uploads"
 MAX_REPLY_BYTES = 4 << 20
 MAX_TAG_BYTES = 4096
-MAX_TAGS = 1000
+MAX_TAGS = 50_000
+UNUSED_S = 86400.0  # younger blobs without a manifest may be part of a running push
 MAX_PARTS = 10_000
 PART_THREADS = 8
 URL_S = 3600  # how long a signed address is valid; a part has `Patience.transfer_s`
@@ -118,36 +124,82 @@ class S3Repository:
         digest = reference if ":" in reference else self._tagged(reference).digest
         data = self._service.read(self._bucket, self._blob_key(digest), MAX_MANIFEST_BYTES)
         if data is None:
-            raise RegistryError(f"{self.label} has no manifest of {reference}", hint=f"trtspec list {self.label}")
+            raise UnknownReference(f"{self.label} has no manifest of {reference}", hint=f"trtspec list {self.label}")
         check_digest(self.label, "the manifest", data, digest)
         return data
 
     def _tagged(self, tag: str) -> Descriptor:
         data = self._service.read(self._bucket, f"{self._prefix}tags/{tag}", MAX_TAG_BYTES)
         if data is None:
-            raise RegistryError(f"{self.label} has no {tag}", hint=f"trtspec list {self.label} shows its tags")
+            raise UnknownReference(f"{self.label} has no {tag}", hint=f"trtspec list {self.label} shows its tags")
         try:
             return Descriptor.model_validate_json(data)
         except ValidationError:
             raise RegistryError(f"the tag {tag} is not the descriptor of a manifest", where=self.label) from None
 
-    def publish(self, manifest: bytes) -> None:
+    def publish(self, manifest: bytes, tag: str = "") -> None:
         self.upload_bytes(manifest)
+        image = parse_image_manifest(self.label, manifest)
+        for blob in (image.config, *image.layers):
+            if not self.has_blob(blob.digest, blob.size):
+                raise RegistryError(f"the blob {blob.digest} was removed", where=self.label, hint="try again")
         digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-        tag = dump({"mediaType": IMAGE_MANIFEST, "digest": digest, "size": len(manifest)})
-        self._put(f"{self._prefix}tags/{self.reference}", tag)
+        descriptor = dump({"mediaType": IMAGE_MANIFEST, "digest": digest, "size": len(manifest)})
+        self._put(f"{self._prefix}tags/{tag or self.reference}", descriptor)
         self._abort_old_uploads()
 
+    def attach(self, manifest: bytes, subject: str) -> None:
+        self.upload_bytes(manifest)
+        entry = describe_referrer(manifest)
+        self._put(f"{self._referrers(subject)}{entry['digest'].removeprefix('sha256:')}", dump(entry))
+
+    def referrers(self, digest: str) -> list[Referrer]:
+        keys = (key for key, _ in self._list(self._referrers(digest)))
+        found = [self._service.read(self._bucket, key, MAX_TAG_BYTES) for key in islice(keys, MAX_REFERRERS)]
+        return read_referrers(_parse_entry(data) for data in found if data is not None)
+
+    def remove(self, tags: Sequence[str]) -> None:
+        """Remove tags, and blobs that no manifest needs and that are older than UNUSED_S seconds."""
+        for tag in tags:
+            self.call("delete_object", Key=f"{self._prefix}tags/{tag}")
+        used, old = self._used_blobs(), time.time() - UNUSED_S
+        for key, modified in self._list(f"{self._prefix}blobs/sha256/"):
+            if key.rpartition("/")[2] not in used and modified < old:
+                self.call("delete_object", Key=key)
+
+    def _used_blobs(self) -> set[str]:
+        """Return the names of the blobs of all tags and their referrers; referrers without a subject are removed."""
+        digests = {self._tagged(tag).digest for tag in self.tags()}
+        for key, _ in self._list(f"{self._prefix}referrers/"):
+            subject, _, referrer = key.removeprefix(f"{self._prefix}referrers/").partition("/")
+            if f"sha256:{subject}" in digests:
+                digests.add(f"sha256:{referrer}")
+            else:
+                self.call("delete_object", Key=key)
+        used = {digest.removeprefix("sha256:") for digest in digests}
+        for digest in digests:
+            image = parse_image_manifest(self.label, self.manifest(digest))
+            used |= {image.config.hex, *(layer.hex for layer in image.layers)}
+        return used
+
     def tags(self) -> list[str]:
-        found, prefix, token = set[str](), f"{self._prefix}tags/", ""
-        while len(found) < MAX_TAGS:
+        prefix = f"{self._prefix}tags/"
+        names = (key.removeprefix(prefix) for key, _ in islice(self._list(prefix), MAX_TAGS))
+        return sorted(name for name in names if re.fullmatch(_TAG, name))
+
+    def _list(self, prefix: str) -> Iterator[tuple[str, float]]:
+        """Yield the keys of objects and the times of their last changes, in seconds since the epoch."""
+        token = ""
+        while True:
             more = {"ContinuationToken": token} if token else {}
             page = self.call("list_objects_v2", Prefix=prefix, **more)
-            names = {str(each["Key"]).removeprefix(prefix) for each in page.get("Contents", [])}
-            found |= {name for name in names if re.fullmatch(_TAG, name)}
+            for each in page.get("Contents", []):
+                yield str(each["Key"]), each["LastModified"].timestamp()
             if not page.get("IsTruncated") or token == (token := str(page.get("NextContinuationToken", ""))):
-                break
-        return sorted(found)[:MAX_TAGS]
+                return
+
+    def _referrers(self, digest: str) -> str:
+        return f"{self._prefix}referrers/{digest.removeprefix('sha256:')}/"
 
     def has_blob(self, digest: str, nbytes: int) -> bool:
         try:
@@ -464,7 +516,15 @@ class S3Service:
         return AWSResponse(request.url, reply.status, dict(reply.headers), _Received(reply.body))
 
 
-class Absent(RegistryError):
+def _parse_entry(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in a document, or {} if it is none."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(entry := json.loads(data), dict):
+            return entry
+    return {}
+
+
+class Absent(UnknownReference):
     """An object or upload does not exist."""
 
     def __init__(self) -> None:
