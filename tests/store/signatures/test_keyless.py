@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from trtspec.core.errors import TrtspecError
+from trtspec.core.errors import SignatureRefused, TrtspecError
 from trtspec.store.signatures.attestations import Attestations
 from trtspec.store.signatures.envelope import (
     SIGNATURE,
