@@ -84,7 +84,7 @@ class ProcessPool:
             self._start(index)
         code = 0
         while self._running:
-            pid, status = os.wait()
+            pid, status = os.wait()  # unbounded: until a process ends, or a signal ends all
             index, began = self._running.pop(pid)
             if self._is_stopping:
                 continue
