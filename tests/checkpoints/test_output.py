@@ -40,6 +40,7 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_io, "MOST_BLOCK_BYTES", BLOCK)
     monkeypatch.setattr(direct_io, "SMALL_BYTES", 512)
     monkeypatch.setattr(hashing, "SEGMENT_BYTES", 64 << 10)
+    monkeypatch.setattr(hashing, "BLOCK_BYTES", BLOCK)
 
 
 @pytest.fixture
@@ -207,6 +208,7 @@ def test_one_thread_hashes_every_encoding_without_reading_it_back(
     if stored:
         compress(source, compressed_tensors(stored))
     monkeypatch.setattr(hashing, "SEGMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(hashing, "BLOCK_BYTES", 256 << 10)
     monkeypatch.setattr(stream, "CHUNK_BYTES", 8 << 10)
     monkeypatch.setattr(hashing, "MOST_EARLY_BYTES", 32 << 10)  # scales of rows, and small tensors
     read = list[int]()

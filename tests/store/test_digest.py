@@ -200,7 +200,7 @@ def test_full_cache_evicts_the_oldest_digest(tmp_path: Path, source: Path, monke
     assert DigestCache(tmp_path / "digests.json").lookup(test_two)
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"[" * 100_000, b'{"schema": "trtspec.digests/2"}', None])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"[" * 100_000, b'{"schema": "trtspec.digests/3"}', None])
 def test_damaged_cache_is_treated_as_empty(tmp_path: Path, source: Path, damage: bytes | None) -> None:
     path = tmp_path / "digests.json"
     digest = read(DigestCache(path), source)

@@ -5,8 +5,8 @@ Small outputs go through the page cache, so that the next reader finds them ther
 and written with O_DIRECT: the page cache costs 1.5 s of processor time per GB, O_DIRECT 0.1 s
 (benchmarks/experiments/build-waits.md, 2026-11-25).
 
-Each thread has its own writer with one block for each file, so no thread waits for another. Bytes are hashed by the
-thread that writes them.
+Each thread has its own writer with one block for each file, so no thread waits for another. Blocks are aligned like the
+blocks of a digest, and the thread that writes one hashes it before.
 """
 
 from __future__ import annotations
@@ -104,13 +104,10 @@ class RankWriter:
     def put(self, file: int, offset: int, data: memoryview) -> None:
         """Write bytes at `offset` of a file; the caller may reuse `data` afterwards."""
         self._digests[file].add(offset, data)
-        self._write(file, offset, data)
+        write_all(self._files[file], data, offset)
 
     def flush(self) -> None:
         """Write all buffered bytes to the files; this class buffers nothing."""
-
-    def _write(self, file: int, offset: int, data: memoryview) -> None:
-        write_all(self._files[file], data, offset)
 
 
 class _Block:
@@ -152,11 +149,11 @@ class DirectWriter(RankWriter):
         for file in range(len(self._blocks)):
             self._write_block(file)
 
-    def _write(self, file: int, offset: int, data: memoryview) -> None:
+    def put(self, file: int, offset: int, data: memoryview) -> None:
         block = self._blocks[file]
         if offset != block.end:
             if data.nbytes < SMALL_BYTES:
-                super()._write(file, offset, data)
+                super().put(file, offset, data)
                 return
             self._write_block(file)
             block.start(offset)
@@ -166,8 +163,9 @@ class DirectWriter(RankWriter):
                 self._write_block(file)
 
     def _write_block(self, file: int) -> None:
-        """Write a block: whole pages with O_DIRECT, partial pages at both ends through the page cache."""
+        """Hash and write a block: whole pages with O_DIRECT, partial pages at both ends through the page cache."""
         block = self._blocks[file]
+        self._digests[file].add(block.begin, block.part(block.begin, block.end))
         first, last = -(-block.begin // PAGE_BYTES) * PAGE_BYTES, block.end // PAGE_BYTES * PAGE_BYTES
         first, last = (first, last) if first < last else (block.end, block.end)
         cached, direct = self._files[file], self._direct[file]

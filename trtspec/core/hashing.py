@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Digests of files: BLAKE3 over segments for trtspec's own documents, SHA-256 where other projects define the digest.
 
-A file is divided into segments of SEGMENT_BYTES; the last segment may be shorter, and an empty file has 0 segments.
-Documents record the BLAKE3 digest of each segment. The digest of a file is the BLAKE3 of its raw segment digests, in
-order, followed by its length in bytes as an 8-byte little-endian integer.
+A file is divided into segments of SEGMENT_BYTES, and a segment into blocks of BLOCK_BYTES; the last one may be shorter,
+and an empty file has 0 segments. The digest of a block is the BLAKE3 of its bytes. The digest of a segment is the
+BLAKE3 of its blocks' raw digests, in order, or the digest of its only block. Documents record the digest of each
+segment. The digest of a file is the BLAKE3 of its raw segment digests, in order, followed by its length in bytes as an
+8-byte little-endian integer. Documents also record the length, so no two files share digests.
 
-Segments can be hashed independently. All cores can therefore hash one large file, and a corrupted byte is located by
-its segment. Reading and hashing release the GIL.
+Blocks can be hashed independently. All cores can therefore hash one large file, writers need no order, and a corrupted
+byte is located by its segment. Reading and hashing release the GIL.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import map_in_threads, open_regular, share_blocks, write_all
@@ -27,13 +29,14 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 SEGMENT_BYTES = 64 << 20
-MOST_EARLY_BYTES = 512 << 10  # maximum out-of-order bytes that a segment buffers
+BLOCK_BYTES = 1 << 20
+MOST_EARLY_BYTES = 4 << 20  # maximum bytes of incomplete blocks that a file's digest buffers out of order
 
 OnBytes = Callable[[int], None]
 Segments = tuple[str, ...]  # BLAKE3 digest of each segment, in hex
 
 
-def _new_digest(data: bytes = b"") -> blake3:
+def _new_digest(data: bytes | memoryview = b"") -> blake3:
     # Lazy: blake3 may be missing where served models run. They hash only their own code, with SHA-256.
     from blake3 import blake3
 
@@ -86,15 +89,14 @@ def _size(path: Path) -> int:
 
 
 def _hash_part(path: Path, begin: int, end: int, on_bytes: OnBytes | None) -> str:
-    digest, position = _new_digest(), begin
+    digest = _SegmentDigest()
     with open_regular(path) as file:
         for piece in read_chunks(file.fileno(), begin, end):
             digest.update(piece)
-            position += len(piece)
             if on_bytes:
                 on_bytes(len(piece))
-    if position < end:
-        raise _changed(path, position, end)
+    if begin + digest.nbytes < end:
+        raise _changed(path, begin + digest.nbytes, end)
     return digest.hexdigest()
 
 
@@ -103,23 +105,49 @@ def _changed(path: Path, read: int, size: int) -> TrtspecError:
     return TrtspecError(message, where=str(path), hint="wait until the program that writes it has ended")
 
 
+class _SegmentDigest:
+    """Digest of one segment whose bytes arrive in order; `nbytes` is their number so far."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._finished, self._block = list[bytes](), _new_digest()
+
+    def update(self, data: memoryview) -> None:
+        while data.nbytes:
+            part = data[: BLOCK_BYTES - self.nbytes % BLOCK_BYTES]
+            self._block.update(part)
+            self.nbytes, data = self.nbytes + part.nbytes, data[part.nbytes :]
+            if self.nbytes % BLOCK_BYTES == 0:
+                self._finished.append(self._block.digest())
+                self._block = _new_digest()
+
+    def hexdigest(self) -> str:
+        rest = [self._block.digest()] if self.nbytes % BLOCK_BYTES else []
+        return _combine_blocks([*self._finished, *rest])
+
+
+def _combine_blocks(digests: Sequence[bytes]) -> str:
+    """Return the digest of a segment, in hex, from the raw digests of its blocks."""
+    return digests[0].hex() if len(digests) == 1 else _new_digest(b"".join(digests)).hexdigest()
+
+
 class SequentialDigest:
     """SHA-256 and segment digests of bytes that arrive in order; `position` is their number so far."""
 
     def __init__(self) -> None:
         self.position = 0
-        self._sha256, self._finished, self._segment = hashlib.sha256(), list[str](), _new_digest()
+        self._sha256, self._finished, self._segment = hashlib.sha256(), list[str](), _SegmentDigest()
 
     def update(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         self._sha256.update(rest)
         while rest.nbytes:
-            part = rest[: SEGMENT_BYTES - self.position % SEGMENT_BYTES]
+            part = rest[: SEGMENT_BYTES - self._segment.nbytes]
             self._segment.update(part)
             self.position, rest = self.position + part.nbytes, rest[part.nbytes :]
-            if self.position % SEGMENT_BYTES == 0:
+            if self._segment.nbytes == SEGMENT_BYTES:
                 self._finished.append(self._segment.hexdigest())
-                self._segment = _new_digest()
+                self._segment = _SegmentDigest()
 
     @property
     def sha256(self) -> str:
@@ -134,60 +162,90 @@ class SequentialDigest:
     @property
     def segments(self) -> Segments:
         """Return the digests of all segments, of which the last one may be shorter."""
-        rest = (self._segment.hexdigest(),) if self.position % SEGMENT_BYTES else ()
+        rest = (self._segment.hexdigest(),) if self._segment.nbytes else ()
         return (*self._finished, *rest)
 
 
 class GrowingDigest:
-    """Segment digests of a file of `nbytes` bytes, computed while the file is written.
+    """Segment digests of a file of `nbytes` bytes, computed while the file is read or written.
 
-    Any number of threads may write in any order, but each byte only once. The writing threads hash each segment as far
-    as its bytes arrive in sequence. Out-of-order pieces are buffered up to MOST_EARLY_BYTES per segment; `finish` reads
-    all other bytes back from the file.
+    Any number of threads may add bytes in any order, but each byte only once. The adding threads hash whole blocks at
+    once and incomplete ones as far as their bytes arrive in sequence. Out-of-order pieces of incomplete blocks are
+    buffered up to MOST_EARLY_BYTES; `finish` reads all other bytes back from the file.
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._segments = [_Segment(*each) for each in segment_ranges(nbytes)]
+        self._nbytes = nbytes
+        self._done: list[bytes | None] = [None] * -(-nbytes // BLOCK_BYTES)
+        self._incomplete, self._early_bytes, self._lock = dict[int, _Block](), 0, Lock()
 
     def add(self, offset: int, data: memoryview) -> None:
-        """Hash `data`, which the caller writes at byte `offset`; thread-safe."""
+        """Hash `data`, the bytes of the file at byte `offset`; thread-safe."""
         while data.nbytes:
-            segment = self._segments[offset // SEGMENT_BYTES]
-            part = data[: segment.end - offset]
-            segment.add(offset, part)
+            number = offset // BLOCK_BYTES
+            begin, end = self._range(number)
+            part = data[: end - offset]
+            if part.nbytes == end - begin:
+                self._done[number] = _new_digest(part).digest()
+            else:
+                self._add_part(number, offset, part)
             offset, data = offset + part.nbytes, data[part.nbytes :]
 
     def finish(self, descriptor: int, path: Path) -> Segments:
         """Return the segment digests of the complete file, open at `path`; raise TrtspecError if it is too short."""
-        return tuple(map_in_threads(lambda segment: segment.finish(descriptor, path), self._segments))
+        missing = [number for number, digest in enumerate(self._done) if digest is None]
+        for number, digest in zip(
+            missing, map_in_threads(lambda number: self._read_back(number, descriptor, path), missing), strict=True
+        ):
+            self._done[number] = digest
+        blocks = SEGMENT_BYTES // BLOCK_BYTES
+        done = cast(list[bytes], self._done)
+        return tuple(_combine_blocks(done[begin : begin + blocks]) for begin in range(0, len(done), blocks))
+
+    def _range(self, number: int) -> tuple[int, int]:
+        return number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self._nbytes)
+
+    def _add_part(self, number: int, offset: int, data: memoryview) -> None:
+        with self._lock:
+            if (block := self._incomplete.get(number)) is None:
+                block = self._incomplete[number] = _Block(*self._range(number))
+        with block.lock:
+            if offset == block.position:
+                block.update(data)
+                while early := block.early.pop(block.position, None):
+                    self._count_early(-len(early))
+                    block.update(memoryview(early))
+                if block.position == block.end:
+                    self._done[number] = block.digest.digest()
+                    del self._incomplete[number]
+            elif self._count_early(data.nbytes):
+                block.early[offset] = bytes(data)
+
+    def _count_early(self, count: int) -> bool:
+        """Add to the number of buffered bytes, unless it would exceed MOST_EARLY_BYTES; return whether it was added."""
+        with self._lock:
+            fits = self._early_bytes + count <= MOST_EARLY_BYTES
+            self._early_bytes += count if fits else 0
+        return fits
+
+    def _read_back(self, number: int, descriptor: int, path: Path) -> bytes:
+        block = self._incomplete.pop(number, None) or _Block(*self._range(number))
+        for piece in read_chunks(descriptor, block.position, block.end):
+            block.update(piece)
+        if block.position < block.end:
+            raise _changed(path, block.position, self._nbytes)
+        return block.digest.digest()
 
 
-class _Segment:
-    """Digest of one segment up to byte `position`; `_early` maps offsets beyond `position` to buffered pieces."""
+class _Block:
+    """Digest of a block up to byte `position` of its file; `early` maps later offsets to buffered pieces."""
 
     def __init__(self, begin: int, end: int) -> None:
         self.position, self.end = begin, end
-        self._digest, self._early, self._lock = _new_digest(), dict[int, bytes](), Lock()
+        self.digest, self.early, self.lock = _new_digest(), dict[int, bytes](), Lock()
 
-    def add(self, offset: int, data: memoryview) -> None:
-        with self._lock:
-            if offset != self.position:
-                if sum(map(len, self._early.values())) + data.nbytes <= MOST_EARLY_BYTES:
-                    self._early[offset] = bytes(data)
-                return
-            self._update(data)
-            while early := self._early.pop(self.position, None):
-                self._update(memoryview(early))
-
-    def finish(self, descriptor: int, path: Path) -> str:
-        for piece in read_chunks(descriptor, self.position, self.end):
-            self._update(piece)
-        if self.position < self.end:
-            raise _changed(path, self.position, self.end)
-        return self._digest.hexdigest()
-
-    def _update(self, data: memoryview) -> None:
-        self._digest.update(data)
+    def update(self, data: memoryview) -> None:
+        self.digest.update(data)
         self.position += data.nbytes
 
 

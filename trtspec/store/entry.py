@@ -28,7 +28,7 @@ from trtspec.store.digest import dump_checksummed, load_checksummed
 from trtspec.store.file_records import FileRecord, Sha256
 from trtspec.store.layout import Layout
 
-ENTRY_SCHEMA = "trtspec.entry/2"
+ENTRY_SCHEMA = "trtspec.entry/3"
 # File times advance in ticks of at most 10 ms: a file hashed within the tick of its last write could change unnoticed.
 TICK_NS = 20_000_000
 
