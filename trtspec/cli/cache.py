@@ -206,7 +206,10 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool, is_r
     if was_removing:
         _show_removed(document)
         if is_remote and document["removed"] and not document["dry_run"]:
-            note("a registry frees the space in its own cleanup, a directory after an hour", "dim")
+            note(
+                "the next cleanup frees unused files: of a registry by itself, a directory after an hour, a bucket after a day",
+                "dim",
+            )
     if was_verifying:
         for problem in document["problems"]:
             print_line(problem, "red")
