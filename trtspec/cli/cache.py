@@ -243,7 +243,10 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool, is_r
     if was_removing:
         _show_removed(document)
         if is_remote and document["removed"] and not document["dry_run"]:
-            note("a registry frees the space in its own cleanup, a directory after an hour", "dim")
+            note(
+                "unused files are deleted later: by the registry, or by a cleanup after an hour (directory) or a day (bucket)",
+                "dim",
+            )
     if was_verifying:
         for problem in document["problems"]:
             print_line(problem, "red")

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import pytest
 
+from tests.store.registries.s3_servers import SECRET, USER, running_rclone
 from tests.store.team.conftest import Machines
 from tests.store.writing import Append, Write, count, fail, leftovers, overwrite
 from trtspec.core.errors import DigestMismatch, StepError, TrtspecError
@@ -25,6 +26,7 @@ from trtspec.store.store import Store
 from trtspec.store.team.client import PAUSE_S, TeamStore
 from trtspec.store.team.documents import entry_tag, tagged_key
 from trtspec.store.team.environment import open_remote
+from trtspec.store.team.maintenance import list_remote, remove_remote
 
 
 @pytest.fixture(params=["file", "oci"])
@@ -226,3 +228,20 @@ def test_plan_shows_what_the_team_store_has(machines: Machines) -> None:
         store.fetch(each)
     assert [found.status for found in plan_status(plan, store)] == ["hit", "miss"]
     assert count(step) == 1
+
+
+def test_bucket_is_a_team_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boto3 = pytest.importorskip("boto3")
+    with running_rclone(tmp_path / "data") as endpoint:
+        environment = {"AWS_ENDPOINT_URL_S3": endpoint, "AWS_ACCESS_KEY_ID": USER, "AWS_SECRET_ACCESS_KEY": SECRET}
+        for name, value in {**environment, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+            monkeypatch.setenv(name, value)
+        boto3.session.Session().client("s3", region_name="us-east-1").create_bucket(Bucket="team")
+        machines = Machines(tmp_path, "s3://team/store")
+        one, two, step = machines.store("one"), machines.store("two"), Odd(1)
+        assert [store.obtain(step).status for store in (one, two)] == ["built", "fetched"]
+        assert files_of(one, step) == files_of(two, step)
+        (listed,) = list_remote(machines.address, lambda what, done, total: None)
+        assert (listed.key, listed.name) == (step.key, "odd")
+        remove_remote(machines.address, [step.key], lambda what, done, total: None)
+        assert machines.store("three").obtain(step).status == "built"
