@@ -172,6 +172,17 @@ def test_ray_command_builds_on_the_cluster_then_pushes_each_cell(matrix: Path, t
         trtspec_commands()[name].make_context(name, words)
 
 
+def test_ray_workers_have_a_gpu_only_for_steps_that_need_one(pair: Path, trtspec: Run) -> None:
+    """vLLM builds no engine; the Job verifies its artifact on a GPU."""
+    pair.write_text(RECIPE.replace("backend: tensorrt_llm, version: 1.2.1", "backend: vllm"))
+    (group,) = groups_of(trtspec, pair)
+    assert "nvidia.com/gpu" not in json.dumps(group)
+    for words, gpus in (((), "1"), (("--option", "verify=no"), None)):
+        (found,) = of_kind(job(trtspec, pair, *words), "Job")
+        assert pod_of(found)["initContainers"][0]["resources"]["limits"].get("nvidia.com/gpu") == gpus
+        assert ("affinity" in pod_of(found)) == (gpus is not None)
+
+
 def test_ray_accepts_only_its_own_pods_and_the_operator(pair: Path, trtspec: Run) -> None:
     documents = job(trtspec, pair, *REMOTE, kind="ray")
     (policy,), (found,) = of_kind(documents, "NetworkPolicy"), of_kind(documents, "RayJob")

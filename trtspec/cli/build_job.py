@@ -57,7 +57,7 @@ def build_job(
             replace_file(out, text.encode())
         except OSError as error:
             raise TrtspecError(f"cannot write the job: {error.strerror}", where=str(out)) from None
-    cells = [{"name": each.name, "address": each.address, "gpus": each.gpus} for each in job.cells]
+    cells = [{"name": each.name, "address": each.address, "step_gpus": each.step_gpus} for each in job.cells]
     print_result(
         {"format_version": 1, "kind": kind, "name": job.name, "cells": cells, "objects": documents},
         lambda: note(f"{out}: {pluralize(len(cells), 'build')}") if out else sys.stdout.write(text),

@@ -43,7 +43,9 @@ Artifact = Annotated[
 Location = Annotated[
     str,
     typer.Argument(
-        metavar="LOCATION", help="oci://HOST/NAME:TAG, or file:PATH:TAG for an OCI image layout.", show_default=False
+        metavar="LOCATION",
+        help="oci://HOST/NAME:TAG, s3://BUCKET/PREFIX:TAG, hf:OWNER/NAME:BRANCH or file:PATH:TAG.",
+        show_default=False,
     ),
 ]
 ArtifactOrLocation = Annotated[

@@ -96,7 +96,11 @@ def running_proxy(origin: str) -> Iterator[FaultyProxy]:
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _forward  # noqa: N815
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """Ignore clients that disconnected."""
+
+    server = Server(("127.0.0.1", 0), Handler)
     proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -104,7 +104,7 @@ def test_modes(machines: Machines) -> None:
 
 def test_comparison_finds_another_output(machines: Machines) -> None:
     machines.store("one").obtain(Write("abc", machines.folder / "runs", trouble=lambda out: (out / "x").touch()))
-    with pytest.raises(DigestMismatch, match=r"write-abc: this machine's output differs .* in 'x'"):
+    with pytest.raises(DigestMismatch, match=r"write-abc: this machine's output and the entry .* differ in 'x'"):
         machines.store("two", "compare").obtain(machines.step())
 
 

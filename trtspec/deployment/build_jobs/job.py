@@ -21,7 +21,7 @@ from trtspec.core.errors import DeployError
 from trtspec.core.gpus import GPUS, Gpu
 from trtspec.core.image_references import IMAGE_BY_DIGEST
 from trtspec.core.registry import find_extension
-from trtspec.deployment.containers import check_label, dns_label, parse_settings, setting
+from trtspec.deployment.containers import check_label, parse_settings, setting
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.unbuilt import plan_workload
 from trtspec.planning.cells import step_requirement
@@ -90,7 +90,7 @@ class BuildCell:
         name: the recipe's name; its artifact is build/NAME.
         address: the location that the artifact is pushed to.
         gpu: the GPU model that it is built for, if it is known.
-        gpus: the number of GPUs of the steps that need one, and of verification.
+        step_gpus, verify_gpus: the number of GPUs that a step needs at most, and that verification needs.
         labels: labels that a node must have for the step with the most GPUs (fleet/labels.py).
         memory_bytes: host memory, which includes `shm_bytes` of shared memory.
         disk_bytes: disk space for sources, all steps and the artifact.
@@ -99,7 +99,8 @@ class BuildCell:
     name: str
     address: str
     gpu: Gpu | None
-    gpus: int
+    step_gpus: int
+    verify_gpus: int
     labels: Mapping[str, str]
     memory_bytes: int
     shm_bytes: int
@@ -164,10 +165,7 @@ def make_build_job(
     loaded = load_matrix(recipe, overrides, variants)
     addresses = _addresses(push, [each.recipe.name for each in loaded])
     builds = [plan_build(each, read_at_most=0) for each in loaded]
-    cells = tuple(
-        _cell(each, build, address, verifies=settings.verify == "yes")
-        for each, build, address in zip(loaded, builds, addresses, strict=True)
-    )
+    cells = tuple(map(_cell, loaded, builds, addresses))
     path, text = _recipe(recipe, loaded, settings, overrides)
     identity = json.dumps([path, text, image, addresses, asdict(settings)]).encode()
     name = f"{_label(recipe.stem)}-{hashlib.sha256(identity).hexdigest()[:8]}"
@@ -178,8 +176,8 @@ def make_build_job(
 
 def _label(text: str) -> str:
     """Return a text as the beginning of a name that starts with a letter, as KubeRay requires."""
-    label = dns_label(text.lower())
-    label = label if label[0].isalpha() else f"build-{label}"
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    label = label if re.match("[a-z]", label) else f"build-{label}"
     return label[: MAX_NAME_CHARS - 9].rstrip("-")
 
 
@@ -195,7 +193,7 @@ def _addresses(push: str, names: Sequence[str]) -> list[str]:
     return addresses
 
 
-def _cell(loaded: LoadedRecipe, build: Build, address: str, *, verifies: bool) -> BuildCell:
+def _cell(loaded: LoadedRecipe, build: Build, address: str) -> BuildCell:
     """Return the needs of a cell: its memory is that of serving, which verification uses, and which no step exceeds."""
     engine, workload = build.recipe.engine, plan_workload(build, DeployOptions())
     if engine.build.image:
@@ -206,7 +204,8 @@ def _cell(loaded: LoadedRecipe, build: Build, address: str, *, verifies: bool) -
         name=build.recipe.name,
         address=address,
         gpu=GPUS.get(engine.gpu.lower()),
-        gpus=max(requirement.devices, len(workload.gpu_ids) if verifies else 0),
+        step_gpus=requirement.devices,
+        verify_gpus=len(workload.gpu_ids),
         labels=dict(requirement.labels),
         memory_bytes=workload.memory_bytes,
         shm_bytes=workload.shm_bytes,
@@ -224,9 +223,7 @@ def _recipe(
         if overrides:
             raise DeployError("option files: the recipe comes from the claim, without --set", hint="omit --set")
         return f"{FILES}/{path.name}", ""
-    local: list[str] = []
-    for each in loaded:
-        change_paths(plain(each.tree), lambda place: local.append(place) or place)  # type: ignore[func-returns-value]
+    local = _local_files(loaded)
     if local:
         message = f"the recipe names files of this machine, which pods do not have: {os.path.relpath(local[0])}"
         hint = "copy the recipe's directory to a claim: --option files=CLAIM/DIR; or name models of the hub"
@@ -235,3 +232,16 @@ def _recipe(
     if len(text.encode()) > MAX_RECIPE_BYTES:
         raise DeployError("the recipe is too large for a ConfigMap", where=str(path), hint="--option files=CLAIM/DIR")
     return f"{RECIPES}/{RECIPE_FILE}", text
+
+
+def _local_files(loaded: Sequence[LoadedRecipe]) -> list[str]:
+    """Return the absolute paths in recipes."""
+    found: list[str] = []
+
+    def note(path: str) -> str:
+        found.append(path)
+        return path
+
+    for each in loaded:
+        change_paths(plain(each.tree), note)
+    return found

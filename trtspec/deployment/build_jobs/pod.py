@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trtspec.deployment.build_jobs.job import FILES, RECIPE_FILE, RECIPES, SCRATCH_BYTES, BuildCell, BuildJob
+from trtspec.core.gpus import Gpu
+from trtspec.deployment.build_jobs.job import FILES, RECIPE_FILE, RECIPES, SCRATCH_BYTES, BuildJob
 from trtspec.deployment.containers import SHM, TMP, quantity
 from trtspec.deployment.pods import (
     CONTAINER_SECURITY,
@@ -74,9 +75,10 @@ def container(job: BuildJob, name: str, command: Sequence[str], resources: Mappi
     return found
 
 
-def pod_spec(job: BuildJob, disk_bytes: int, cell: BuildCell | None, **containers: Any) -> dict[str, Any]:
-    """Return the spec of a pod with `disk_bytes` for its work, and with a cell's needs of shared memory and GPU."""
-    shm_bytes = cell.shm_bytes if cell else MIN_SHM_BYTES
+def pod_spec(
+    job: BuildJob, disk_bytes: int, shm_bytes: int = MIN_SHM_BYTES, gpu: Gpu | None = None, **containers: Any
+) -> dict[str, Any]:
+    """Return the spec of a pod with `disk_bytes` for its work, on a node with a GPU of a model if it is not None."""
     settings = job.settings
     work = {"emptyDir": {"sizeLimit": quantity(disk_bytes)}}
     if settings.cache:
@@ -97,8 +99,10 @@ def pod_spec(job: BuildJob, disk_bytes: int, cell: BuildCell | None, **container
     }
     if settings.pull_secret:
         spec["imagePullSecrets"] = [{"name": settings.pull_secret}]
-    if cell and (expressions := _gpu_expressions(job, cell)):
-        spec["affinity"] = node_affinity(expressions)
+    if gpu:
+        product = [{"key": f"{GPU}.product", "operator": "In", "values": [settings.gpu_product]}]
+        by_model = [*capability_expressions(gpu), *memory_expressions(gpu)]
+        spec["affinity"] = node_affinity(product if settings.gpu_product else by_model)
     return spec
 
 
@@ -108,14 +112,6 @@ def resources(job: BuildJob, memory_bytes: int, disk_bytes: int, gpus: int = 0) 
     disk = quantity(SCRATCH_BYTES if job.settings.cache else disk_bytes + SCRATCH_BYTES)
     limits = {"memory": memory, "ephemeral-storage": disk, **({GPU: str(gpus)} if gpus else {})}
     return {"requests": {"cpu": str(CPUS + GPU_CPUS * gpus), **limits}, "limits": limits}
-
-
-def _gpu_expressions(job: BuildJob, cell: BuildCell) -> list[dict[str, Any]]:
-    if not cell.gpus:
-        return []
-    if job.settings.gpu_product:
-        return [{"key": f"{GPU}.product", "operator": "In", "values": [job.settings.gpu_product]}]
-    return [*capability_expressions(cell.gpu), *memory_expressions(cell.gpu)] if cell.gpu else []
 
 
 def _recipe_mount(job: BuildJob) -> dict[str, Any]:

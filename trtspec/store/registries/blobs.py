@@ -32,7 +32,7 @@ class BlobSource:
 
     def __init__(self, path: Path, record: FileRecord, on_bytes: OnBytes) -> None:
         self.record = record
-        self._path = path
+        self.path = path
         self._digest = SequentialDigest()
         self._on_bytes = on_bytes
         self._file = open_regular(path, follow=False)
@@ -96,7 +96,7 @@ class BlobSource:
         return self._digest.sha256
 
     def _changed(self) -> DigestMismatch:
-        return DigestMismatch("the file differs from its recorded digest; nothing was published", where=str(self._path))
+        return DigestMismatch("the file differs from its recorded digest; nothing was published", where=str(self.path))
 
 
 KNOWN_SCHEMA = "trtspec.blobs/1"

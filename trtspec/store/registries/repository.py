@@ -92,7 +92,7 @@ class Opening:
 
 def is_location(text: str) -> bool:
     """Return whether a text is the address of a location, not a path."""
-    return re.match(r"[a-z][a-z0-9]*://|file:", text) is not None
+    return re.match(r"[a-z][a-z0-9]*://|(file|hf):", text) is not None
 
 
 def open_location(address: str, opening: Opening) -> Repository:

@@ -140,10 +140,9 @@ def render_statement(
     predicate: Mapping[str, Any],
     annotations: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return an in-toto statement; the annotations belong to the first subject."""
-    rendered: list[dict[str, Any]] = [{"name": each.name, "digest": {"sha256": each.sha256}} for each in subjects]
-    if annotations:
-        rendered[0]["annotations"] = dict(annotations)
+    """Return an in-toto statement; the annotations belong to each subject, as in cosign's statements."""
+    more = {"annotations": dict(annotations)} if annotations else {}
+    rendered = [{"name": each.name, "digest": {"sha256": each.sha256}, **more} for each in subjects]
     return dump(
         {"_type": STATEMENT_TYPE, "subject": rendered, "predicateType": predicate_type, "predicate": dict(predicate)}
     )

@@ -2,8 +2,8 @@
 """Fetching and sending of store entries; every failure is a warning, after which the build continues by itself.
 
 The team store is any location of registries/locations. Bytes on arrival are verified by the SHA-256 of the image
-manifest and by the BLAKE3 segments of the entry's document. Neither proves that the output belongs to the key: whoever
-may write to the team store is trusted with that (docs/team-store.md).
+manifest and by the BLAKE3 segments of the entry's document. They do not prove that the output belongs to the key:
+users with write access are trusted (docs/team-store.md).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class TeamStore:
         pairs = {(record.path, record.digest) for record in found.document.files}
         pairs ^= {(record.path, record.digest) for record in entry.files}
         hint = "its builder may have changed it; or the step's tool is not reproducible, as TensorRT's builder is not"
-        message = f"{step.name}: this machine's output differs from that of {step.key[:12]} in {min(pairs)[0]!a}"
+        message = f"{step.name}: this machine's output and the entry {step.key[:12]} differ in {min(pairs)[0]!a}"
         raise DigestMismatch(message, where=self.address, hint=hint)
 
     def _look_up(self, key: str) -> RemoteEntry | None:

@@ -24,7 +24,7 @@ def open_remote() -> TeamStore | None:
 
 @cache
 def _open_team_store(address: str, mode: str) -> TeamStore:
-    from trtspec.core.registry import did_you_mean  # lazy: most commands have no team store
+    from trtspec.core.registry import did_you_mean  # lazy: few commands have a team store
     from trtspec.store.registries.repository import check_address
     from trtspec.store.team.client import MODES, TeamStore
 

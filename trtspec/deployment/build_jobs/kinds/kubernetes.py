@@ -47,14 +47,17 @@ def _job(job: BuildJob, index: int, cell: BuildCell) -> dict[str, Any]:
 
 
 def _pod(job: BuildJob, cell: BuildCell) -> dict[str, Any]:
-    artifact, needs = f"build/{cell.name}", resources(job, cell.memory_bytes, cell.disk_bytes, cell.gpus)
+    verifies = job.settings.verify == "yes"
+    gpus = max(cell.step_gpus, cell.verify_gpus if verifies else 0)
+    artifact, needs = f"build/{cell.name}", resources(job, cell.memory_bytes, cell.disk_bytes, gpus)
     first = [container(job, "build", job.build_command(cell.name), needs)]
-    if job.settings.verify == "yes":
+    if verifies:
         first.append(container(job, "verify", ["trtspec", "verify", artifact, "--undecided=fail"], needs))
     last = container(
         job, "push", ["trtspec", "push", artifact, cell.address], resources(job, PUSH_BYTES, cell.disk_bytes)
     )
-    return pod_spec(job, cell.disk_bytes, cell, initContainers=first, containers=[last])
+    gpu = cell.gpu if gpus else None
+    return pod_spec(job, cell.disk_bytes, cell.shm_bytes, gpu, initContainers=first, containers=[last])
 
 
 KIND = BuildJobKind(render=render)

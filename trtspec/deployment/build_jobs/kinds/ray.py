@@ -43,7 +43,7 @@ def render(job: BuildJob) -> list[dict[str, Any]]:
     cluster = {
         "headGroupSpec": {
             "rayStartParams": {**OBJECT_STORE, "num-cpus": "0"},  # steps run on workers
-            "template": _template(job, pod_spec(job, disk, None, containers=[head])),
+            "template": _template(job, pod_spec(job, disk, containers=[head])),
         },
         "workerGroupSpecs": [_group(job, index, cells) for index, cells in enumerate(_groups(job.cells))],
     }
@@ -70,23 +70,24 @@ def _groups(cells: Sequence[BuildCell]) -> list[list[BuildCell]]:
     """Return the cells by what their nodes need; cells without a GPU have their own group only if no cell needs one."""
     found: dict[Any, list[BuildCell]] = {}
     for cell in cells:
-        found.setdefault((tuple(sorted(cell.labels.items())), cell.gpus), []).append(cell)
+        found.setdefault((tuple(sorted(cell.labels.items())), cell.step_gpus), []).append(cell)
     return [group for (_, gpus), group in found.items() if gpus] or list(found.values())
 
 
 def _group(job: BuildJob, index: int, cells: Sequence[BuildCell]) -> dict[str, Any]:
     first, replicas = cells[0], min(len(cells), job.settings.workers)
+    gpu = first.gpu if first.step_gpus else None
     disk = sum(cell.disk_bytes for cell in cells)
-    needs = resources(job, max(cell.memory_bytes for cell in cells), disk, first.gpus)
+    needs = resources(job, max(cell.memory_bytes for cell in cells), disk, first.step_gpus)
     worker = container(job, "ray-worker", (), needs)
     return {
-        "groupName": f"{first.gpu.name if first.gpu and first.gpus else 'cpu'}-{index}",
+        "groupName": f"{gpu.name if gpu else 'cpu'}-{index}",
         "replicas": replicas,
         "minReplicas": replicas,
         "maxReplicas": replicas,
         **({"labels": dict(first.labels)} if first.labels else {}),
         "rayStartParams": OBJECT_STORE,
-        "template": _template(job, pod_spec(job, disk, first, containers=[worker])),
+        "template": _template(job, pod_spec(job, disk, first.shm_bytes, gpu, containers=[worker])),
     }
 
 

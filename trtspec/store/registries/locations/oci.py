@@ -24,11 +24,13 @@ from trtspec.store.registries.authorization import Authorization
 from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.credentials import DOCKER_HUB, find_credentials
 from trtspec.store.registries.http_client import (
+    PARTIAL,
     TRANSIENT,
     Broken,
     RegistryClient,
     RegistryError,
     Reply,
+    read_from,
     require_safe,
     retry_after_s,
     shown,
@@ -52,7 +54,7 @@ MAX_TAGS, TAGS_PER_PAGE, MAX_TAGS_BYTES = 50_000, 1000, 1 << 20
 EXAMPLE = "e.g. oci://registry.example.com/team/model:v1"
 DOCKER_HUB_API = "registry-1.docker.io"
 MAX_STARTS = 3  # of an upload whose bytes the registry rejects at the end
-OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL, NOT_FOUND = 200, 201, 202, 204, 206, 404
+OK, CREATED, ACCEPTED, NO_CONTENT, NOT_FOUND = 200, 201, 202, 204, 404
 UNAVAILABLE_RANGE, METHOD_NOT_ALLOWED = 416, 405
 REFUSES_DELETION = {400, METHOD_NOT_ALLOWED, 415, 501}
 # The upload is unknown or has other bytes. Distribution 2.8 sometimes replies so if several clients upload one blob.
@@ -245,15 +247,7 @@ class OciRepository:
                 raise rejection(
                     Reply(urljoin(self._client.origin, path), response.status, {}, body), "a file is missing"
                 )
-            skipped = 0 if response.status == PARTIAL else offset
-            given = re.match(r"bytes ([0-9]+)-", response.getheader("Content-Range", ""))
-            if response.status == PARTIAL and (given is None or int(given[1]) != offset):
-                raise Broken("the registry sent another range than the requested one")
-            for piece in pieces:
-                rest = piece[skipped:]
-                skipped -= len(piece) - len(rest)
-                if rest:
-                    yield rest
+            yield from read_from(response, pieces, offset)
 
     def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
         """Mount a blob from another repository of this registry; return False if the registry does not mount."""

@@ -31,6 +31,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.core.hashing import SEGMENT_BYTES
 from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.http_client import (
+    PARTIAL,
     TRANSIENT,
     Attempts,
     Broken,
@@ -38,6 +39,7 @@ from trtspec.store.registries.http_client import (
     RegistryError,
     Reply,
     TokenRequest,
+    read_from,
     retry_after_s,
     url_origin,
 )
@@ -64,7 +66,7 @@ UNUSED_S = 86400.0  # younger blobs without a manifest may be part of a running 
 MAX_PARTS = 10_000
 PART_THREADS = 8
 URL_S = 3600  # how long a signed address is valid; a part has `Patience.transfer_s`
-OK, PARTIAL, NOT_FOUND = 200, 206, 404
+OK, NOT_FOUND = 200, 404
 # Codes of errors that may not occur again, although their status is final.
 PASSING = {"BadDigest", "IncompleteBody", "InternalError", "OperationAborted", "RequestTimeout", "SlowDown"}
 PASSING |= {"XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
@@ -479,19 +481,7 @@ class S3Service:
                     raise Absent
                 message = f"an object cannot be read: {_reason(response.status, code)}"
                 raise RegistryError(message, where=self._label, hint=ACCESS_HINT)
-            given = re.match(r"bytes ([0-9]+)-", response.getheader("Content-Range", ""))
-            if response.status == PARTIAL and (given is None or int(given[1]) != offset):
-                raise Broken("the service sent another range than the requested one")
-            skipped = 0 if response.status == PARTIAL else offset
-            missing = response.length or 0
-            for piece in pieces:
-                missing -= len(piece)
-                rest = piece[skipped:]
-                skipped -= len(piece) - len(rest)
-                if rest:
-                    yield rest
-            if missing > 0:
-                raise Broken("the transfer was cut off")
+            yield from read_from(response, pieces, offset)
 
     def read(self, bucket: str, key: str, max_bytes: int) -> bytes | None:
         """Return the bytes of a small object, or None if it is absent."""
