@@ -144,7 +144,19 @@ def test_json_schema_has_its_id_and_the_keys_extends_and_matrix() -> None:
         "trtspec recipe",
     )
     assert list(schema["properties"]) == [
-        *("schema", "name", "target", "speculation", "engine", "serving", "plugins", "gates", "fleet", "extends", "matrix")
+        *(
+            "schema",
+            "name",
+            "target",
+            "speculation",
+            "engine",
+            "serving",
+            "plugins",
+            "gates",
+            "fleet",
+            "extends",
+            "matrix",
+        )
     ]
 
 
