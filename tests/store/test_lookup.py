@@ -83,7 +83,7 @@ def rewrite_document(store: Store, built: str, /, **changes: object) -> None:
     path = store.root / "entries" / built[:2] / built / "entry.json"
     body = json.loads(path.read_bytes())
     del body["digest"], body["schema"]
-    path.write_bytes(dump_checksummed("trtspec.entry/2", {**body, **changes}))
+    path.write_bytes(dump_checksummed("trtspec.entry/3", {**body, **changes}))
 
 
 @pytest.mark.parametrize("path", ["../two", "/etc/passwd", "deep/../two", "", "deep//er", "./two", "two/", "a\0b"])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ from trtspec.checkpoints.direct_io import RankFiles, RankWriter, is_laid_out
 from trtspec.checkpoints.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import failpoint
-from trtspec.core.hashing import Segments
+from trtspec.core.hashing import GrowingDigest, Segments
 
 JOURNAL = "trtspec.journal/2"
 COMMIT_EVERY_S = 0.5
@@ -189,11 +189,17 @@ class ConversionIssues:
 
 
 class TransferWorker:
-    """State of one conversion thread: its read buffer, output, issues and progress callback."""
+    """State of one conversion thread: its read buffer, output, issues, digests of source files, progress callback."""
 
-    def __init__(self, output: RankWriter, flaws: ConversionIssues, on_bytes: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        output: RankWriter,
+        flaws: ConversionIssues,
+        on_bytes: Callable[[int], None],
+        digests: Mapping[Path, GrowingDigest],
+    ) -> None:
         self.flaws = flaws
-        self._output, self._on_bytes = output, on_bytes
+        self._output, self._on_bytes, self._digests = output, on_bytes, digests
         self._buffer = bytearray(CHUNK_BYTES)
 
     def run(self, task: Task) -> bool:
@@ -206,8 +212,9 @@ class TransferWorker:
     def chunks(self, source: TensorInfo, *, last: bool = True) -> Iterator[tuple[int, Rows]]:
         """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a reused buffer.
 
-        A one-dimensional tensor has columns of one item. Only the `last` pass over a tensor counts as progress; its
-        pages are dropped from the page cache afterwards. Raises CheckpointError for rows larger than MOST_ROW_BYTES.
+        A one-dimensional tensor has columns of one item. Only the `last` pass over a tensor counts as progress and is
+        hashed; its pages are dropped from the page cache afterwards. Raises CheckpointError for rows larger than
+        MOST_ROW_BYTES.
         """
         item = ITEM_BYTES[source.dtype]
         rows, columns = _matrix(source.shape)
@@ -225,6 +232,8 @@ class TransferWorker:
                 end = min(begin + step, rows)
                 view = memoryview(self._buffer)[: (end - begin) * row_bytes]
                 _read_exactly(file.fileno(), view, source, begin * row_bytes)
+                if last and source.file in self._digests:
+                    self._digests[source.file].add(source.offset + begin * row_bytes, view)
                 yield begin, np.frombuffer(view, BITS[item]).reshape(end - begin, columns)
                 if last:
                     self._on_bytes(len(view))
@@ -298,6 +307,7 @@ def run_tasks(
     on_bytes: Callable[[int], None],
     journal: Path | None = None,
     stamp: str = "",
+    digests: Mapping[Path, GrowingDigest],
     threads: int | None = None,
 ) -> dict[str, Segments]:
     """Write `out`/rank{r}.safetensors, continuing an earlier run with the same tasks and `journal`.
@@ -328,7 +338,7 @@ def run_tasks(
         queue = TaskQueue(todo, threads)
 
         def work(thread: int) -> None:
-            worker = TransferWorker(output.writer(threads), flaws, advance)
+            worker = TransferWorker(output.writer(threads), flaws, advance, digests)
             try:
                 while task := queue.take(thread):
                     if worker.run(task):  # a task with flaws is not finished, so that the next run reports them again

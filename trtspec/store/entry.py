@@ -28,7 +28,7 @@ from trtspec.store.digest import dump_checksummed, load_checksummed
 from trtspec.store.file_records import FileRecord, Sha256
 from trtspec.store.layout import Layout
 
-ENTRY_SCHEMA = "trtspec.entry/2"
+ENTRY_SCHEMA = "trtspec.entry/3"
 # File times advance in ticks of at most 10 ms: a file hashed within the tick of its last write could change unnoticed.
 TICK_NS = 20_000_000
 
@@ -41,7 +41,10 @@ class UnsoundError(Exception):
 
 
 class StoreEntry(BaseModel):
-    """The published output of a step; `seconds` is the duration of the step, `created` an ISO 8601 time."""
+    """The published output of a step; `seconds` is the duration of the step, `created` an ISO 8601 time.
+
+    `shape` is the step's `shape_key` (store/files.py).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,6 +55,7 @@ class StoreEntry(BaseModel):
     files: tuple[FileRecord, ...]
     seconds: float
     created: str
+    shape: Sha256
 
     @property
     def files_dir(self) -> Path:

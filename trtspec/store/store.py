@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -36,19 +36,19 @@ from trtspec.store.entry import (
     seal_files,
     write_entry,
 )
+from trtspec.store.files import shape_key, with_digests
 from trtspec.store.layout import Layout, collect, listdir, remove_entry
 from trtspec.store.records import Leases, StepRates
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
 log = logging.getLogger(__name__)
 
-NO_INPUTS = Inputs({})
-
 
 @dataclass(frozen=True)
 class Obtained:
-    """A step's verified entry; `built` is true if the step was run to obtain it."""
+    """A step with the final key and its verified entry; `built` is true if the step was run to obtain it."""
 
+    step: Step
     entry: StoreEntry
     built: bool
 
@@ -85,14 +85,21 @@ class Store:
                 return self._get_locked(key)
 
     def obtain(
-        self, step: Step, inputs: Inputs = NO_INPUTS, start: Callable[[], StepProgress] = StepProgress
+        self, step: Step, inputs: Inputs | None = None, start: Callable[[], StepProgress] = StepProgress
     ) -> Obtained:
-        """Return a step's output, running the step if it is missing; `start` returns the receiver of its progress."""
+        """Return a step's output, running the step if it is missing; `start` returns the receiver of its progress.
+
+        A step with unread files runs under its provisional key. Its entry has the key with the digests that it found.
+        """
         lookup = self.get(step.key)
         if lookup.entry:
-            return Obtained(lookup.entry, built=False)
+            return Obtained(step, lookup.entry, built=False)
         log.info("%s: %s; building it as %s", step.name, lookup.why, step.key)
-        return self._build(step, inputs, start())
+        return self._build(step, inputs or Inputs({}), start())
+
+    def has_shapes(self, steps: Iterable[Step]) -> bool:
+        """Return whether an entry may be the output of one of `steps`, although the steps have unread files."""
+        return not {entry.shape for entry in self.entries()}.isdisjoint(map(shape_key, steps))
 
     def _build(self, step: Step, inputs: Inputs, progress: StepProgress) -> Obtained:
         """Run a step and publish its output, unless another process has done so in the meantime."""
@@ -101,15 +108,18 @@ class Store:
             collect(self._layout, "tmp")
             with self._layout.lock(step.key):
                 if entry := self._get_locked(step.key).entry:
-                    return Obtained(entry, built=False)
+                    return Obtained(step, entry, built=False)
                 started, is_resumed = time.perf_counter(), bool(self.resumable_bytes(step.key))
                 with self._workspace(step) as workspace:
                     output = _write_output(workspace / "files", step, inputs, progress)
                     seconds = time.perf_counter() - started
-                    entry = self._publish(step, workspace, output, seconds)
+                    final = with_digests(step, inputs.found_digests)
+                    publish = self._publish if final.key == step.key else self._publish_found
+                    entry = publish(final, workspace, output, seconds)
+            self.digests.learn(inputs.found_digests)
         if not is_resumed:
             self.rates.note(step, seconds)
-        return Obtained(entry, built=True)
+        return Obtained(final, entry, built=True)
 
     @contextmanager
     def _workspace(self, step: Step) -> Iterator[Path]:
@@ -135,6 +145,15 @@ class Store:
                 shutil.rmtree(notes_dir(files))
             raise
 
+    def _publish_found(self, step: Step, workspace: Path, output: SealedFiles, seconds: float) -> StoreEntry:
+        """Publish the output of a step whose key became known as it ran, unless the store has its entry."""
+        with self._layout.lock(step.key):
+            entry = self._get_locked(step.key).entry
+            if entry:
+                shutil.rmtree(workspace)
+            self.uses.hold(step.key)
+            return entry or self._publish(step, workspace, output, seconds)
+
     def _publish(self, step: Step, workspace: Path, output: SealedFiles, seconds: float) -> StoreEntry:
         """Turn a workspace into the entry of a step with one rename; the caller holds the step's lock."""
         failpoint("store.before-entry")
@@ -148,6 +167,7 @@ class Store:
             files=records,
             seconds=seconds,
             created=created,
+            shape=shape_key(step),
         )
         write_entry(entry, workspace)
         shutil.rmtree(notes_dir(workspace / "files"), ignore_errors=True)
@@ -181,11 +201,11 @@ class Store:
     @contextmanager
     def holding(self, keys: Collection[str], user: str) -> Iterator[None]:
         """Context manager that protects a build's entries from removal, and then records that `user` used them."""
-        with self.uses.holding(keys):
+        with self.uses.holding(keys) as held:
             try:
                 yield
             finally:
-                self.uses.note([key for key in keys if self._layout.entry(key).exists()], user)
+                self.uses.note([key for key in held if self._layout.entry(key).exists()], user)
 
     def all_resumable_bytes(self) -> int:
         """Return the bytes on disk that interrupted builds of all keys left for later ones."""
