@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.checkpoints.direct_io import RankFiles, RankWriter, is_laid_out
+from trtspec.checkpoints.direct_io import RankFiles, RankWriter, ReadBuffer, SourceFile, is_laid_out
 from trtspec.checkpoints.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import failpoint
@@ -200,7 +200,7 @@ class TransferWorker:
     ) -> None:
         self.flaws = flaws
         self._output, self._on_bytes, self._digests = output, on_bytes, digests
-        self._buffer = bytearray(CHUNK_BYTES)
+        self._buffer = ReadBuffer(CHUNK_BYTES)
 
     def run(self, task: Task) -> bool:
         """Run a task and flush its output; return False if the task recorded an issue."""
@@ -224,21 +224,27 @@ class TransferWorker:
             raise CheckpointError(
                 message, where=str(source.file), hint="no supported model has such rows; name another one"
             )
-        if row_bytes > len(self._buffer):
-            self._buffer = bytearray(row_bytes)
-        step = max(1, len(self._buffer) // row_bytes) if row_bytes else max(1, rows)
-        with source.file.open("rb", buffering=0) as file:
+        if row_bytes > self._buffer.nbytes:
+            self._buffer = ReadBuffer(row_bytes)
+        step = max(1, self._buffer.nbytes // row_bytes) if row_bytes else max(1, rows)
+        with ExitStack() as stack:
+            file = SourceFile(stack, source.file)
+            direct = last and not file.is_cached(source.offset, source.offset + source.nbytes)
             for begin in range(0, rows, step):
                 end = min(begin + step, rows)
-                view = memoryview(self._buffer)[: (end - begin) * row_bytes]
-                _read_exactly(file.fileno(), view, source, begin * row_bytes)
+                position, nbytes = source.offset + begin * row_bytes, (end - begin) * row_bytes
+                view = self._buffer.read(file, position, nbytes, direct=direct)
+                if len(view) < nbytes:
+                    message = f"ends inside tensor {source.name!r}; it was changed while being read"
+                    hint = "build again when no process writes to it"
+                    raise CheckpointError(message, where=str(source.file), hint=hint)
                 if last and source.file in self._digests:
-                    self._digests[source.file].add(source.offset + begin * row_bytes, view)
+                    self._digests[source.file].add(position, view)
                 yield begin, np.frombuffer(view, BITS[item]).reshape(end - begin, columns)
                 if last:
                     self._on_bytes(len(view))
             if last:  # the kernel reuses the pages: allocating new ones took half of the time
-                os.posix_fadvise(file.fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(file.descriptor, source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
 
     def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
         """Write encoded rows [count, columns] to every destination; `first` is the source row of the first one."""
@@ -256,16 +262,6 @@ class TransferWorker:
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     return (prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (prod(shape), 1)
-
-
-def _read_exactly(descriptor: int, view: memoryview, source: TensorInfo, position: int) -> None:
-    filled = 0
-    while filled < len(view):
-        got = os.preadv(descriptor, [view[filled:]], source.offset + position + filled)
-        if not got:
-            message = f"ends inside tensor {source.name!r}; it was changed while being read"
-            raise CheckpointError(message, where=str(source.file), hint="build again when no process writes to it")
-        filled += got
 
 
 class TaskQueue:
