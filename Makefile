@@ -13,7 +13,7 @@ WORKERS := --maxprocesses 8
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editor prometheus registry browser btrfs engines $(REAL) demo check format docs docs-serve test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu upstream bench plugins-trt clean
+.PHONY: help setup editor prometheus registry s3 browser btrfs engines $(REAL) demo check format docs docs-serve test test-thorough test-all test-fast test-python openai-fuzz soak test-gpu gpu upstream bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,14 @@ $(ENGINES)/.registry/usr/bin/skopeo:
 	    [ -n "$$packages" ] && apt-get download -q $$packages && \
 	    find . -maxdepth 1 -name '*.deb' -exec dpkg -x {} . \; -delete && touch usr/bin/skopeo || \
 	    echo "no Debian packages of docker-registry and skopeo: tests use the installed ones, or are skipped"
+
+s3: $(ENGINES)/.s3/.installed ## Install real S3 servers for their tests, in an environment of their own (ENGINES= says where).
+
+# The list is whole, so nothing is resolved.
+$(ENGINES)/.s3/.installed: tests/store/registries/s3.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install $(QUIETLY) --no-deps -r $< && touch $@ || \
+	    echo "no S3 servers for this Python: their tests will be skipped"
 
 browser: $(ENGINES)/.browser/usr/lib/chromium/chromium ## Unpack Debian's Chromium for its tests, where apt-get is (ENGINES= says where).
 
@@ -151,4 +159,4 @@ plugins-trt: ## Build TensorRT's plugin library (TENSORRT_ROOT=... has include/N
 	cmake --build build/plugins --target trtspec_tensorrt
 
 clean: ## Remove the environment, artifacts and caches in this directory.
-	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) $(ENGINES)/.prometheus $(ENGINES)/.registry $(ENGINES)/.browser $(OTHER) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) $(ENGINES)/.prometheus $(ENGINES)/.registry $(ENGINES)/.s3 $(ENGINES)/.browser $(OTHER) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -29,15 +29,19 @@ from tests._support.pages import (
     read_named,
     run_block,
 )
+from tests.store.signatures.conftest import make_key
 from trtspec.cli.app import INTERNAL_ERROR, INTERRUPTED, main
 from trtspec.core import errors
 from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import find_method
 from trtspec.recipe.load import load_matrix
+from trtspec.store.signatures.policy import load_policy
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = [block for page in PAGES for block in blocks_of(page, *SHELLS)]
-YAML = [block for page in PAGES for block in blocks_of(page, "yaml")]
+IS_POLICY = re.compile(r"^schema: trtspec\.signature-policy/", re.MULTILINE)
+YAML = [block for page in PAGES for block in blocks_of(page, "yaml") if not IS_POLICY.search(block.text)]
+POLICIES = [block for page in PAGES for block in blocks_of(page, "yaml") if IS_POLICY.search(block.text)]
 SERVES = ("README.md",)
 SEEN = (
     "trtspec",
@@ -209,6 +213,13 @@ def test_yaml_block_is_a_valid_recipe_or_part_of_one(block: Block, clone: Path) 
         with pytest.raises(SystemExit) as ended:
             main(["check", str(clone / "shown.yaml")])
         assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("block", POLICIES, ids=str)
+def test_shown_policy_is_valid(block: Block, tmp_path: Path) -> None:
+    make_key(tmp_path / "key.pem")
+    (tmp_path / "policy.yaml").write_text(block.text)
+    assert len(load_policy(tmp_path / "policy.yaml").signers) == 2
 
 
 def test_error_shown_in_the_readme_matches_the_output(

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from trtspec.store.registries.listing import TaggedArtifact
     from trtspec.store.registries.pull import PullResult
     from trtspec.store.registries.push import PushResult
+    from trtspec.store.signatures.evaluate import AcceptedSignature
+    from trtspec.store.signatures.sign import SignResult
 
 
 _TYPES = {
@@ -47,7 +49,9 @@ _TYPES = {
     "LoadedRecipe": "trtspec.recipe.load",
     "PartialBuildResult": "trtspec.planning.pipeline",
     "PullResult": "trtspec.store.registries.pull",
+    "AcceptedSignature": "trtspec.store.signatures.evaluate",
     "PushResult": "trtspec.store.registries.push",
+    "SignResult": "trtspec.store.signatures.sign",
     "Observer": "trtspec.store.executor",
     "RecipeError": "trtspec.core.diagnostics",
     "TaggedArtifact": "trtspec.store.registries.listing",
@@ -55,6 +59,7 @@ _TYPES = {
     "VerificationReport": "trtspec.bench.gates",
 }
 __all__ = [
+    "AcceptedSignature",
     "Build",
     "BuildResult",
     "CheckResult",
@@ -67,6 +72,7 @@ __all__ = [
     "PushResult",
     "RecipeError",
     "RunningDeployment",
+    "SignResult",
     "TaggedArtifact",
     "TrtspecError",
     "VerificationReport",
@@ -83,7 +89,9 @@ __all__ = [
     "plan",
     "pull",
     "push",
+    "sign",
     "verify",
+    "verify_signature",
 ]
 
 _Progress = Callable[[str, int, int], None]
@@ -307,25 +315,83 @@ def push(
     return push_artifact(Path(artifact), location, expected=expected, on_progress=on_progress)
 
 
+def sign(
+    artifact: str | PathLike[str],
+    *,
+    key: str = "",
+    keyless: bool = False,
+    identity_token: str = "",
+    location: str = "",
+    manifest: str = "",
+    on_progress: _Progress = lambda what, done, total: None,
+) -> SignResult:
+    """Sign an artifact in a directory, or at a location of `push`, where the signature is attached.
+
+    `key` is the file of a private key or "env://NAME". `keyless` signs with the identity of this CI job, or of the
+    token in the variable that `identity_token`, "env://NAME", names. `location` is the only address that the signature
+    is for, and `manifest` the required "sha256:..." of the manifest. `on_progress` gets (what, bytes done, bytes
+    total). Raises TrtspecError if the key cannot be used, and DigestMismatch if a file differs from the manifest.
+    """
+    from trtspec.core.errors import TrtspecError
+    from trtspec.store.artifact import parse_expected
+    from trtspec.store.registries.repository import is_location
+    from trtspec.store.signatures.keyless import open_keyless_signer
+    from trtspec.store.signatures.keys import load_signer
+    from trtspec.store.signatures.sign import sign_directory, sign_location
+
+    if bool(key) == (keyless or bool(identity_token)):
+        raise TrtspecError("sign either with --key or with --keyless", hint="see docs/signatures.md")
+    expected = parse_expected(manifest) if manifest else ""
+    signer = load_signer(key) if key else open_keyless_signer(identity_token)
+    if isinstance(artifact, str) and is_location(artifact):
+        if location:
+            raise TrtspecError("--location is for a directory; the signature of a location is for that location")
+        return sign_location(artifact, signer, expected=expected)
+    return sign_directory(Path(artifact), signer, location=location, expected=expected, on_progress=on_progress)
+
+
+def verify_signature(
+    artifact: str | PathLike[str], policy: str | PathLike[str], *, manifest: str = ""
+) -> AcceptedSignature:
+    """Return the signature of an artifact that fulfils a policy, without reading the artifact's files.
+
+    `artifact` is a directory or a location of `push`, and `manifest` the required "sha256:..." of its manifest. Raises
+    SignatureRefused with the reasons if no signature fulfils the policy, and RecipeError if the policy is not valid.
+    """
+    from trtspec.store.artifact import parse_expected
+    from trtspec.store.registries.pull import check_directory, check_location
+    from trtspec.store.registries.repository import is_location
+    from trtspec.store.signatures.policy import load_policy
+
+    loaded, expected = load_policy(policy), parse_expected(manifest) if manifest else ""
+    if isinstance(artifact, str) and is_location(artifact):
+        return check_location(artifact, loaded, expected)
+    return check_directory(Path(artifact), loaded, expected)
+
+
 def pull(
     location: str,
     *,
     out: str | PathLike[str] | None = None,
     manifest: str = "",
+    signature: str | PathLike[str] = "",
     on_progress: _Progress = lambda what, done, total: None,
 ) -> PullResult:
     """Pull an artifact from a location of `push` into the directory `out` (default `build/NAME`) and verify it.
 
     Files in the store, and in an artifact at `out`, are not fetched again. `manifest` is the required "sha256:..." of
-    the artifact's manifest, and `on_progress` gets (what, bytes done, bytes total). Raises DigestMismatch if the
-    location has other bytes than it promises, and TrtspecError if it has no such artifact; `out` is then unchanged.
+    the artifact's manifest, and `signature` a policy that its signature has to fulfil (default:
+    TRTSPEC_SIGNATURE_POLICY). `on_progress` gets (what, bytes done, bytes total). Raises DigestMismatch if the
+    location has other bytes than it promises, SignatureRefused if no signature fulfils the policy, and TrtspecError if
+    it has no such artifact; `out` is then unchanged.
     """
     from trtspec.store.artifact import parse_expected
     from trtspec.store.registries.pull import by_name, pull_artifact
+    from trtspec.store.signatures.policy import find_policy
 
     place = by_name if out is None else lambda manifest, digest: Path(out)
     expected = parse_expected(manifest) if manifest else ""
-    return pull_artifact(location, place, expected=expected, on_progress=on_progress)
+    return pull_artifact(location, place, expected=expected, policy=find_policy(signature), on_progress=on_progress)
 
 
 def list_artifacts(location: str, *, on_progress: _Progress = lambda what, done, total: None) -> list[TaggedArtifact]:
@@ -350,6 +416,7 @@ def deploy(
     skip_gates: Sequence[str] = (),
     baseline: str | None = None,
     manifest: str = "",
+    signature: str | PathLike[str] = "",
     trust_report: str = "",
     canary: Sequence[int] = (),
     shadow: int | None = None,
@@ -360,21 +427,26 @@ def deploy(
 ) -> RunningDeployment:
     """Deploy an artifact whose gates pass; return once the server has answered a request.
 
-    `artifact` is a directory, or a location of `push`, whose artifact is pulled into the cache first.
+    `artifact` is a directory, or a location of `push`, whose artifact is pulled into the cache first. The pods of
+    a cluster pull it themselves. `signature` is a policy that its signature has to fulfil (default:
+    TRTSPEC_SIGNATURE_POLICY).
     `ports` are by service ("http", "grpc", "metrics", "openai"), and `settings` are specific to the target. The other
     parameters are the options of `trtspec deploy`. Without `detach` the server ends with this process. `on_event`
     receives (state, message) during the start, and `on_skipped` the gates that are not evaluated.
-    `RunningDeployment.as_dict()` has the endpoints, and `trtspec stop NAME` stops the server. Raises GateNotMet if a
-    gate fails and DeployError if the server does not start.
+    `RunningDeployment.as_dict()` has the endpoints, and `trtspec stop NAME` stops the server. Raises SignatureRefused
+    if no signature fulfils the policy, GateNotMet if a gate fails and DeployError if the server does not start.
     """
     from trtspec.bench.gates import check_gate_names
     from trtspec.deployment.base import deploy as serve
+    from trtspec.deployment.base import obtain_artifact
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
-    from trtspec.store.registries.pull import local_artifact
+    from trtspec.store.signatures.policy import find_policy
 
     expected = parse_expected(manifest) if manifest else ""
-    place = local_artifact(artifact, expected, on_progress=on_progress)
+    place, expected, source = obtain_artifact(
+        artifact, target, expected, policy=find_policy(signature), on_progress=on_progress
+    )
     options = DeployOptions(
         name=name,
         host=host,
@@ -390,6 +462,7 @@ def deploy(
         shares=tuple(canary),
         shadow=shadow,
         settings=dict(settings or {}),
+        source=source,
         on_event=on_event,
     )
     return serve(place, target, options, on_progress=on_progress, baseline=baseline, on_left_out=on_skipped)

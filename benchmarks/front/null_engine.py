@@ -41,33 +41,39 @@ class Steps:
 
     def times(self) -> npt.NDArray[np.float64]:
         """Return the times of emissions, shared with all processes that open them."""
-        return np.memmap(self.clock, np.float64, "r+").reshape(-1, MAX_STEPS)
+        return np.asarray(np.memmap(self.clock, np.float64, "r+")).reshape(-1, MAX_STEPS)
 
     def parts(self, count: int) -> Iterator[tuple[int, ...]]:
         """Yield the tokens of each step of a request of `count` tokens."""
+        text = self.text * -(-count // len(self.text))
         for at in range(0, count, self.tokens_per_step):
-            places = range(at, min(at + self.tokens_per_step, count))
-            yield tuple(self.text[place % len(self.text)] for place in places)
+            yield text[at : min(at + self.tokens_per_step, count)]
 
 
 class Ticker:
-    """Wakes all waiting requests together at each step; use it inside one event loop."""
+    """Wakes all waiting requests together at each step, if there are any; use it inside one event loop."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self._waiting: list[asyncio.Future[None]] = []
+        self._is_needed = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
 
     async def step(self) -> None:
         """Wait for the next step."""
-        self._waiting.append(asyncio.get_running_loop().create_future())
-        await self._waiting[-1]
+        step = asyncio.get_running_loop().create_future()
+        self._waiting.append(step)
+        self._is_needed.set()
+        await step
 
     async def _run(self) -> None:
         due = time.monotonic()
         while True:
             due = max(due + self._step_s, time.monotonic() - 1)  # it catches up with steps of the last second
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            if (pause_s := due - time.monotonic()) > 0:
+                await asyncio.sleep(pause_s)
+            await self._is_needed.wait()  # unbounded: until the next request
+            self._is_needed.clear()
             waiting, self._waiting = self._waiting, []
             for each in waiting:
                 if not each.done():

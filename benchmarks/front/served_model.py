@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.front.null_engine import NullEngine, Steps
@@ -29,10 +28,10 @@ class TritonPythonModel(AsyncEngineModel):
         """Nothing runs outside the model's event loop."""
 
     async def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
-        stats = Stats(prompt_tokens=len(asked.prompt_ids))
+        prompt_len, made = len(asked.prompt_ids), 0
         async for ids in self.engine.generate(asked.sampling.seed, asked.max_new_tokens):
-            stats = replace(stats, new_tokens=stats.new_tokens + len(ids))
-            yield Update(ids, "length" if stats.new_tokens == asked.max_new_tokens else None, stats)
+            made += len(ids)
+            yield Update(ids, "length" if made == asked.max_new_tokens else None, Stats(prompt_len, made))
 
 
 async def _start(steps: Steps) -> NullEngine:

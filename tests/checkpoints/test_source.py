@@ -103,6 +103,13 @@ class TestLocating:
         with pytest.raises(CheckpointError, match="no such directory"):
             locate_model(str(tmp_path / "none"), None)
 
+    def test_similar_name_beside_a_missing_directory_is_proposed(self, tmp_path: Path) -> None:
+        (tmp_path / "Qwen3-8B").mkdir()
+        (tmp_path / "Qwen3-9B").touch()
+        with pytest.raises(CheckpointError) as caught:
+            locate_model(str(tmp_path / "Qwen3-8b"), None)
+        assert caught.value.hint == f"did you mean 'Qwen3-8B' in {tmp_path}?"
+
     def test_file_instead_of_a_directory_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "x").touch()
         with pytest.raises(CheckpointError, match="is a file, not a directory"):

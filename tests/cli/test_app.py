@@ -27,9 +27,9 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_command_names_match_the_list() -> None:
     assert " ".join(COMMANDS) == (
-        "advise baseline bench build cache check ci compare convert-draft datasets deploy doctor generate history "
-        "init inspect list logs metrics migrate plan plugins profile promote prune-layers prune-vocab ps pull "
-        "push readiness recipes report rm rollback schema search-skips status stop train tune verify version"
+        "advise baseline bench build build-job cache check ci compare convert-draft datasets deploy doctor generate "
+        "history init inspect list logs metrics migrate plan plugins profile promote prune-layers prune-vocab ps pull "
+        "push readiness recipes report rm rollback schema search-skips sign status stop train tune verify version"
     )
 
 

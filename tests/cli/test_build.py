@@ -54,7 +54,9 @@ def check_sound(workplace: Path, trtspec: Run) -> None:
     artifact = workplace / "build" / "tiny"
     manifest = load_manifest(artifact)
     assert verify_files(artifact, manifest) == []
-    assert files_below(artifact) == sorted([*(record.path for record in manifest.files), "manifest.json"])
+    attested = ["attestations/bom.cdx.json", "attestations/provenance.json"]
+    listed = [record.path for record in manifest.files]
+    assert files_below(artifact) == sorted([*listed, "manifest.json", *attested])
     assert sorted(path.name for path in (workplace / "build").iterdir()) == [".tiny.lock", "tiny"]
     assert not any((workplace / "cache" / "store" / "tmp").iterdir())
     assert trtspec("cache", "--verify").code == 0

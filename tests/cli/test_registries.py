@@ -25,7 +25,7 @@ def test_push_list_and_pull(built: Path, trtspec: Run, workplace: Path) -> None:
     again = trtspec("push", built, "file:models:v1")
     assert again.out.splitlines()[-1] == "pushed 8 files to file:models:v1: 0 B of 7.0 MiB sent"
     listed = trtspec("list", "file:models")
-    assert listed.out.splitlines()[1].split() == ["v1", "tiny", "7.0", "MiB", document["manifest"][:19]]
+    assert listed.out.splitlines()[1].split() == ["v1", "tiny", "7.0", "MiB", document["manifest"][:19], "-"]
     assert trtspec("list", "file:models", "--json").document["artifacts"][0]["digest"] == document["digest"]
     pulled = trtspec("pull", "file:models:v1")
     assert pulled.out.splitlines()[-1] == f"{workplace}/build/tiny was pulled: 7.0 MiB of 7.0 MiB fetched"
@@ -55,7 +55,7 @@ def test_errors_name_the_address_and_the_fix(built: Path, trtspec: Run) -> None:
 def test_damaged_artifact_is_not_pushed(built: Path, trtspec: Run) -> None:
     (built / "tokenizer" / "tokenizer.json").write_text("[]")
     refused = trtspec("push", built, "file:models:v1")
-    assert (refused.code, "differs from the artifact's manifest; nothing was published" in refused.err) == (102, True)
+    assert (refused.code, "differs from its recorded digest; nothing was published" in refused.err) == (102, True)
 
 
 def test_deploy_pulls_into_the_cache_first(artifact: Path, trtspec: Run, workplace: Path) -> None:

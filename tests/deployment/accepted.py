@@ -23,7 +23,8 @@ VERSION = "1.37"
 VARIABLE = "TRTSPEC_CRDS"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 FACTS = yaml.safe_load(Path(__file__).with_name("crds.yaml").read_text())
-TYPES = {"str": str, "int": int}
+METADATA = {"name": "str", "namespace": "str", "labels": {"*": "str"}, "annotations": {"*": "str"}}
+TYPES = {"str": str, "int": int, "bool": bool}
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 RESTRICTED_VOLUMES = {
     "configMap",
@@ -137,7 +138,7 @@ def _keep_schemas() -> None:
 
 
 def _unlike(document: dict[str, Any], facts: dict[str, Any], name: str) -> list[str]:
-    top = {"apiVersion": "str", "kind": "str", "metadata": {"name": "str", "namespace": "str", "labels": {"*": "str"}}}
+    top = {"apiVersion": "str", "kind": "str", "metadata": METADATA}
     fields = {key: value for key, value in facts.items() if key != "rules"}
     if found := list(_differences(document, top | fields, name)):
         return found  # as in a cluster, rules are evaluated only for values that match the schema

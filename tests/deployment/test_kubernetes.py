@@ -66,6 +66,7 @@ VOLUMES = {
             "volumeAttributes": {"model.csi.modelpack.org/reference": IMAGE},
         }
     },
+    f"oci:{IMAGE}": {"emptyDir": {"sizeLimit": "2Gi"}},
 }
 
 
@@ -250,12 +251,12 @@ def test_multi_node_engine_uses_a_leader_worker_set() -> None:
             {"form": "dynamo"},
             "form dynamo requires an engine that serves without Triton, which embedded does not",
         ),
-        (
-            "vllm",
-            {},
-            {"form": "kserve", "artifact": f"modelpack:{IMAGE}"},
-            "KServe does not support artifact kind modelpack",
-        ),
+        ("vllm", {}, {"form": "kserve", "artifact": f"oci:{IMAGE}"}, "requires an image with trtspec that pulls"),
+        ("embedded", {}, {"artifact": "oci:registry.example/tiny:v1"}, "is not an artifact location"),
+        ("embedded", {}, {"artifact": "oci"}, "is not an artifact location"),
+        ("embedded", {}, {"pull_image": "name:tag"}, "option pull-image: 'name:tag' is not an image with a digest"),
+        ("embedded", {}, {"pull_secret": "A"}, "option pull-secret: 'A' is not a DNS label"),
+        ("embedded", {}, {"registry_cidr": "10.0.0.0/33"}, "option registry-cidr: '10.0.0.0/33' is not a network"),
         ("embedded", {}, {"image": "name:tag"}, "is not an image with a digest"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.recipe.load import load_recipe
+from trtspec.store.artifact import load_manifest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 Usage = namedtuple("Usage", "total used free")
@@ -114,7 +115,7 @@ def test_artifact_on_another_disk_counts_as_a_copy(
 ) -> None:
     monkeypatch.setattr("trtspec.store.plan._device", lambda path: str(path).count("store"))
     _, place = trtspec("plan", artifact.parents[1] / "recipe.yaml", "--json").document["disk"]
-    sizes = [path.stat().st_size for path in artifact.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    sizes = [record.size for record in load_manifest(artifact).files]
     assert (place["what"], place["needed_bytes"]) == ("artifact", sum(sizes))
 
 

@@ -47,6 +47,21 @@ def test_pipeline_is_valid_by_the_vendors_schema(system: str, recipe: Path, trts
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("system", "job"), [("github", "build-tiny"), ("gitlab", "build tiny")])
+def test_pipeline_signs_with_the_identity_of_the_job(system: str, job: str, recipe: Path, trtspec: Run) -> None:
+    assert trtspec("ci", system, recipe, "--sign", "-o", "pipeline.yml").code == 0
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", *SCHEMAS[system], "pipeline.yml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pipeline = yaml.safe_load(Path("pipeline.yml").read_text())
+    signing = [script for script in scripts_of(pipeline, job) if "trtspec sign build/tiny --keyless" in script]
+    assert len(signing) == 1
+    rights = pipeline["jobs"][job]["permissions"] if system == "github" else pipeline[job]["id_tokens"]
+    expected = {"contents": "read", "id-token": "write"}
+    assert rights == (expected if system == "github" else {"SIGSTORE_ID_TOKEN": {"aud": "sigstore"}})
+    assert "sign" not in trtspec("ci", system, recipe).out
+
+
 @pytest.mark.parametrize(("system", "prefix"), [("github", "build-"), ("gitlab", "build ")])
 def test_pipeline_has_a_job_for_each_variant_on_the_right_runner(
     system: str, prefix: str, recipe: Path, trtspec: Run
@@ -127,3 +142,26 @@ def test_json_document_has_the_jobs_and_the_pipeline(recipe: Path, trtspec: Run)
     document = trtspec("ci", "gitlab", recipe, "--json").document
     assert document["jobs"] == [{"name": "tiny", "recipe": "recipe.yaml", "needs_gpu": False}]
     assert yaml.safe_load(document["pipeline"])["stages"] == ["check", "build"]
+
+
+@pytest.mark.parametrize("system", SCHEMAS)
+def test_team_store_replaces_the_cache_and_is_read_only_for_merge_requests(
+    system: str, recipe: Path, trtspec: Run
+) -> None:
+    written = trtspec("ci", system, recipe, "-o", "pipeline.yml", "--remote", "oci://registry.example.com/team/store")
+    assert written.code == 0
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", *SCHEMAS[system], "pipeline.yml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = Path("pipeline.yml").read_text()
+    assert "actions/cache" not in text
+    assert "fallback_keys" not in text
+    pipeline = yaml.safe_load(text)
+    if system == "github":
+        mode = "${{ github.event_name == 'pull_request' && 'read' || 'read-write' }}"
+        assert pipeline["env"]["TRTSPEC_REMOTE"] == "oci://registry.example.com/team/store"
+        assert pipeline["env"]["TRTSPEC_REMOTE_MODE"] == mode
+    else:
+        assert pipeline["variables"]["TRTSPEC_REMOTE"] == "oci://registry.example.com/team/store"
+        assert pipeline["workflow"]["rules"][0]["variables"] == {"TRTSPEC_REMOTE_MODE": "read"}
+    assert trtspec("ci", system, recipe, "--remote", "/srv/team").code == 1

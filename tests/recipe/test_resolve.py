@@ -102,6 +102,7 @@ def test_minimal_recipe_resolves_to_the_defaults(write: Write, tmp_path: Path) -
             "placement": {"target": [0], "draft": []},
             "fast_logits": False,
             "openai": True,
+            "openai_processes": 1,
             "limits": {
                 "max_body_bytes": 4194304,
                 "max_choices": 16,

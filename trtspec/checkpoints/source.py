@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from trtspec.checkpoints.safetensors import DAMAGED, UNREADABLE, TensorInfo, byt
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import AbsentFile, describe_read_error, read_bounded
 from trtspec.core.paths import hub_cache_dir
+from trtspec.core.registry import did_you_mean
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INDEX_BYTES = 32 << 20
@@ -29,6 +31,8 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 QUANTIZATION = "hf_quant_config.json"
+IS_DIRECTORY = "a checkpoint is a directory with config.json and *.safetensors"
+MAX_SIBLINGS = 1000  # directories whose names are compared with a missing one
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
                    "generation_config.json")  # fmt: skip
@@ -106,9 +110,7 @@ def locate_model(model: str, revision: str | None) -> Path:
         root = Path(model)
         if not root.is_dir():
             what = "is a file, not a directory" if root.exists() else "no such directory"
-            raise CheckpointError(
-                f"{what}: {model}", hint="a checkpoint is a directory with config.json and *.safetensors"
-            )
+            raise CheckpointError(f"{what}: {model}", hint=_nearest_directory(root) or IS_DIRECTORY)
         return root
     root = snapshot_dir(model, revision)
     if not root.is_dir():
@@ -118,6 +120,16 @@ def locate_model(model: str, revision: str | None) -> Path:
             hint="trtspec build downloads it",
         )
     return root
+
+
+def _nearest_directory(root: Path) -> str | None:
+    """Return a hint with the most similar name among the directories next to a missing one, or None."""
+    try:
+        beside = [each.name for each in islice(os.scandir(root.parent), MAX_SIBLINGS) if each.is_dir()]
+    except OSError:
+        return None
+    near = did_you_mean(root.name, beside)
+    return near and f"{near.removesuffix('?')} in {root.parent}?"
 
 
 def snapshot_dir(model: str, revision: str) -> Path:

@@ -238,11 +238,18 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token for token, content in added.items() if content.special)
 
+    @cached_property
+    def _unsure(self) -> frozenset[int]:
+        """Return the ids after which a character may be incomplete."""
+        return self.fragments | self.silent
+
     def complete_len(self, ids: Sequence[int]) -> int:
         """Return the number of leading `ids` that decode to complete characters.
 
         The remaining tokens end in a partial character that the next token may complete.
         """
+        if ids and ids[-1] not in self._unsure:
+            return len(ids)
         visible = [position for position, token in enumerate(ids) if token not in self.silent]
         if not visible or ids[visible[-1]] not in self.fragments:
             return len(ids)

@@ -10,20 +10,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import trtspec
-from trtspec.cli.options import Cell, Json, Recipe, Set
-from trtspec.cli.progress import build_bars
-from trtspec.cli.render import combine_documents, print_json, print_line, show_diagnostics
+from trtspec.cli.options import Cell, Json, On, Recipes, Set, parse_seconds
+from trtspec.cli.progress import build_bars, fleet_table
+from trtspec.cli.render import (
+    combine_documents,
+    note,
+    print_json,
+    print_line,
+    print_result,
+    show_diagnostics,
+    show_table,
+)
 from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.cli.progress import BuildBars
+    from trtspec.fleet.scheduler import StepRun
+    from trtspec.planning.cells import CellResult, FleetResult
     from trtspec.planning.pipeline import BuildResult, PartialBuildResult
     from trtspec.recipe.load import LoadedRecipe
     from trtspec.store.executor import StepResult
 
 
+DEFAULT_POOL = "local"
+
+
 def build(
-    recipe: Recipe,
+    recipe: Recipes,
     set_: Set = None,
     cell: Cell = None,
     out: Annotated[Path | None, typer.Option(help="Artifact directory (default: build/NAME).")] = None,
@@ -31,33 +44,68 @@ def build(
         str | None,
         typer.Option(metavar="STEP", help="Stop after these steps, e.g. convert; their results stay in the store."),
     ] = None,
+    on: On = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Build nothing if a cell fits no node.")] = False,
+    wait_for_nodes: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Wait this long for a node that fits, e.g. 10m on a growing cluster."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Build an artifact from a recipe.
 
-    Steps that were built before are reused.
+    Steps that were built before are reused. The cells of a matrix, and several recipes, share their equal steps.
 
     Example: trtspec build recipes/quickstart.yaml
     """
-    from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store
-
-    recipes = trtspec.load_recipes(recipe, overrides=set_ or (), variants=cell or ())
+    recipes = [one for each in recipe for one in trtspec.load_recipes(each, overrides=set_ or (), variants=cell or ())]
     if out and until:
         raise TrtspecError("--until writes no artifact", hint="omit --out")
     if out and len(recipes) > 1:
         message = f"the recipe has {len(recipes)} cells, but --out names one directory"
         raise TrtspecError(message, hint="omit --out, or select one cell with --variant")
-    documents, store = [], open_store()
-    if len(recipes) > 1:  # report the problems of all of them before the first is built
-        check_builds([(loaded, default_artifact_dir(loaded.recipe)) for loaded in recipes], store, until or "")
-    for loaded in recipes:
-        with build_bars(store.rates.estimated_seconds) as bars:
-            document = build_part(loaded, until, bars) if until else build_artifact(loaded, out, bars)
-        documents.append({"name": loaded.recipe.name, **document})
-        if not json:
-            show(documents[-1])
+    if out and on:
+        raise TrtspecError("--on builds each artifact at build/NAME", hint="omit --out")
+    if len(recipes) > 1 or on:
+        wait_s = parse_seconds(wait_for_nodes, "--wait-for-nodes") if wait_for_nodes else 0.0
+        build_on_pool(recipes, on or DEFAULT_POOL, until or "", wait_s, strict=strict, json=json)
+        return
+    if strict or wait_for_nodes:
+        raise TrtspecError("--strict and --wait-for-nodes require --on", hint="e.g. --on ray")
+    from trtspec.planning.pipeline import open_store
+
+    (loaded,) = recipes
+    with build_bars(open_store().rates.estimated_seconds) as bars:
+        document = build_part(loaded, until, bars) if until else build_artifact(loaded, out, bars)
+    document = {"name": loaded.recipe.name, **document}
+    print_result(combine_documents([document]), lambda: show(document), as_json=json)
+
+
+def build_on_pool(
+    recipes: Sequence[LoadedRecipe], on: str, until: str, wait_s: float, *, strict: bool, json: bool
+) -> None:
+    """Build several recipes on a pool and show the table of cells; raise TrtspecError if any of them failed."""
+    from trtspec.fleet.scheduler import Limits
+    from trtspec.planning.cells import Events, FleetRequest, build_cells
+    from trtspec.planning.pipeline import open_store
+
+    limits = Limits(wait_s=wait_s, strict=strict)
+    with fleet_table() as shown:
+        events = Events(shown, shown.preparing, shown.reading, show_diagnostics)
+        found = build_cells(FleetRequest(recipes, on, until, limits), open_store(), events)
+    documents = [describe_cell(cell, until, found.seconds) for cell in found.cells]
     if json:
-        print_json(combine_documents(documents))
+        whole = {"keys": describe_keys(found), "seconds": round(found.seconds, 4)}
+        print_json({**combine_documents(documents), **whole})
+    else:
+        for document in documents:
+            if document["status"] not in ("failed", "unplaceable"):
+                show(document)
+        show_cells(found)
+    for cell in found.failed:
+        show_failure(cell)
+    if found.failed:
+        raise typer.Exit(max(cell.run.failure.exit_code if cell.run.failure else 1 for cell in found.failed))
 
 
 def build_artifact(loaded: LoadedRecipe, out: Path | None, bars: BuildBars) -> dict[str, Any]:
@@ -121,6 +169,77 @@ def describe_part(built: PartialBuildResult) -> dict[str, Any]:
         "remaining": built.remaining,
         "seconds": round(built.seconds, 4),
     }
+
+
+def describe_cell(cell: CellResult, until: str, seconds: float) -> dict[str, Any]:
+    """Return the JSON document of one cell of a build on a pool; `error` is present if it has no artifact."""
+    run = cell.run
+    document: dict[str, Any] = {
+        "format_version": 1,
+        "name": run.cell.name,
+        "artifact": str(cell.artifact) if cell.artifact else None,
+        "manifest": f"sha256:{cell.manifest}" if cell.manifest else None,
+        "status": cell.status or ("partial" if run.status == "built" else run.status),
+        "steps": [describe_run(each, run.cell.name) for each in cell.steps],
+        **({"remaining": []} if until else {}),
+        "seconds": round(run.seconds, 4),
+    }
+    if run.failure:
+        error = {"step": run.step, "where": run.failure.where, "message": run.failure.message, "hint": run.failure.hint}
+        document["error"] = {"cell": run.cell.where, **error}
+    return document
+
+
+def describe_run(run: StepRun, cell: str = "") -> dict[str, Any]:
+    """Return the JSON document of a step of a build on a pool.
+
+    A step that several `cell`s share is built for the first of them, and a hit for the others.
+    """
+    is_shared = bool(cell) and run.status == "built" and cell != run.cells[0]
+    return {
+        "name": run.step.name,
+        "key": run.step.key,
+        "status": "hit" if is_shared else run.status or run.state,
+        "node": run.node,
+        "seconds": round(run.seconds, 4),
+    }
+
+
+def describe_keys(found: FleetResult) -> list[dict[str, Any]]:
+    """Return the JSON documents of all step keys: where each was built, how often, and for which cells."""
+    return [
+        {**describe_run(run), "builds": run.builds, "losses": run.losses, "cells": run.cells}
+        for run in found.steps.values()
+    ]
+
+
+def show_cells(found: FleetResult) -> None:
+    """Show the table of cells."""
+    rows = [
+        (
+            cell.run.cell.name,
+            cell.status or cell.run.status,
+            f"{sum(each.status == 'built' for each in cell.steps)} of {len(cell.steps)}",
+            ", ".join(dict.fromkeys(each.node for each in cell.steps if each.node)) or "-",
+            f"{cell.run.seconds:.2f} s",
+        )
+        for cell in found.cells
+    ]
+    show_table("", ("cell", "status", "steps built", "nodes", "time"), rows, right=(2, 4))
+
+
+def show_failure(cell: CellResult) -> None:
+    """Show why a cell has no artifact: its position in the recipe, the step, the node and the error."""
+    run = cell.run
+    if run.failure is None:
+        return
+    node = next((each.node for each in cell.steps if each.failure and each.node), "")
+    at = f" on {node}" if node else ""
+    where = f"{run.failure.where}: " if run.failure.where else ""
+    step = f"{run.step}{at}: " if run.step and run.status == "failed" else ""
+    note(f"error: {run.cell.where}: {run.cell.name}: {step}{where}{run.failure.message}", "red")
+    if run.failure.hint:
+        note(f"hint: {run.failure.hint}")
 
 
 def describe_steps(steps: Sequence[StepResult]) -> list[dict[str, Any]]:

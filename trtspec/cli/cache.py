@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec cache`: show, verify, prune or clear the store of built steps."""
+"""`trtspec cache`: show, verify, prune or clear the store of built steps, or show and prune the team store."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +12,11 @@ import typer
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json, parse_bytes, parse_seconds
 from trtspec.cli.progress import counter
-from trtspec.cli.render import print_line, print_result, show_table
+from trtspec.cli.render import note, print_line, print_result, show_table
 from trtspec.core.errors import DigestMismatch, TrtspecError
 
 if TYPE_CHECKING:
+    from trtspec.cli.progress import Counter
     from trtspec.store.prune import PruneLimits, PruneResult
     from trtspec.store.store import Store
 
@@ -33,7 +35,12 @@ def cache(
             metavar="SIZE", help="With --prune: remove least recently used entries above this size, e.g. 200GB."
         ),
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROOT", help="With --prune: keep the steps of this recipe or artifact."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the effect of --prune or --clear only.")] = False,
+    remote: Annotated[bool, typer.Option("--remote", help="Use the team store (TRTSPEC_REMOTE).")] = False,
     json: Json = False,
 ) -> None:
     """Show, verify, prune or clear the store of built steps.
@@ -43,20 +50,88 @@ def cache(
     Example: trtspec cache --prune --older-than 30d --dry-run
     """
     from trtspec.planning.pipeline import open_store
-    from trtspec.store.prune import clear_rest, list_usage, remove, select_prunable
+    from trtspec.planning.roots import root_keys
 
     limits, store = _limits(clear, prune, older_than, max_size, dry_run), open_store()
-    with counter():  # shows activity: this may read every file of the store
-        removed = None
-        if limits:
-            chosen = select_prunable(list_usage(store), limits, datetime.now(timezone.utc))
-            removed = remove(store, chosen, dry_run=dry_run)
-            removed = clear_rest(store, removed, dry_run=dry_run) if clear else removed
-        problems = store.verify() if verify else []
-    document = describe(store, removed, problems, dry_run)
-    print_result(document, lambda: show(document, removed is not None, verify), as_json=json)
-    if problems:
+    if keep and not prune:
+        raise TrtspecError("--keep requires --prune", hint="e.g. --prune --max-size 500GB --keep recipes/mine.yaml")
+    if remote and clear:
+        raise TrtspecError("--clear is for this machine's store", hint="trtspec cache --remote --prune --max-size 0GB")
+    with counter() as on_progress:  # shows activity: this may read every file of the store
+        kept = root_keys(keep or [], lambda done, total: on_progress("read sources", done, total))
+        if remote:
+            document = _manage_remote(store, limits, kept, on_progress, verify=verify, dry_run=dry_run)
+        else:
+            document = _manage_local(store, limits, kept, clear=clear, verify=verify, dry_run=dry_run)
+    print_result(document, lambda: show(document, limits is not None, verify, remote), as_json=json)
+    if document["problems"]:
         raise typer.Exit(DigestMismatch.exit_code)
+
+
+def _manage_local(
+    store: Store, limits: PruneLimits | None, kept: Collection[str], *, clear: bool, verify: bool, dry_run: bool
+) -> dict[str, Any]:
+    """Prune, clear and check the store of this machine; return the JSON document."""
+    from trtspec.store.prune import clear_rest, list_usage, remove, select_prunable
+
+    removed = None
+    if limits:
+        chosen = select_prunable(list_usage(store), limits, datetime.now(timezone.utc), kept)
+        removed = remove(store, chosen, dry_run=dry_run)
+        removed = clear_rest(store, removed, dry_run=dry_run) if clear else removed
+    return describe(store, removed, store.verify() if verify else [], dry_run)
+
+
+def _manage_remote(
+    store: Store,
+    limits: PruneLimits | None,
+    kept: Collection[str],
+    on_progress: Counter,
+    *,
+    verify: bool,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Prune and check the team store; return the JSON document, whose fields are those of the local store."""
+    from trtspec.store.prune import select_prunable
+    from trtspec.store.team.environment import open_remote
+    from trtspec.store.team.maintenance import check_remote, list_remote, remove_remote
+
+    if (team := open_remote()) is None:
+        hint = "export TRTSPEC_REMOTE=oci://HOST/NAME, or file:PATH"
+        raise TrtspecError("--remote requires a team store", hint=hint)
+    uses = list_remote(team.address, on_progress)
+    chosen = select_prunable(uses, limits, datetime.now(timezone.utc), kept) if limits else []
+    if chosen and not dry_run:
+        remove_remote(team.address, [each.key for each in chosen], on_progress)
+    gone = {each.key for each in chosen}
+    left = uses if dry_run else [each for each in uses if each.key not in gone]
+    problems = check_remote(team.address, lambda key: store.peek(key).entry, on_progress) if verify else []
+    entries = [
+        {
+            "name": each.name,
+            "key": each.key,
+            "bytes": each.total_bytes,
+            "created": each.created.isoformat(timespec="seconds"),
+            "last_used": each.last_used.isoformat(timespec="seconds"),
+            "recipes": [],
+            "held": False,
+        }
+        for each in left
+    ]
+    return {
+        "format_version": 1,
+        "ok": not problems,
+        "root": team.address,
+        "bytes": sum(each.total_bytes for each in left),
+        "resumable_bytes": 0,
+        "entries": entries,
+        "recipes": [],
+        "problems": problems,
+        "removed": [each.key for each in chosen],
+        "dry_run": dry_run,
+        "freed_bytes": sum(each.total_bytes for each in chosen),
+        "linked_bytes": 0,
+    }
 
 
 def _limits(
@@ -112,7 +187,7 @@ def describe(store: Store, removed: PruneResult | None, problems: list[str], dry
     }
 
 
-def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> None:
+def show(document: dict[str, Any], was_removing: bool, was_verifying: bool, is_remote: bool) -> None:
     """Show the entries and recipes, and the results of removal and verification if requested."""
     from trtspec.store.plan import format_bytes
 
@@ -130,11 +205,15 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
     print_line(f"{pluralize(len(entries), 'entry', 'entries')}, {format_bytes(document['bytes'])}{rest}")
     if was_removing:
         _show_removed(document)
+        if is_remote and document["removed"] and not document["dry_run"]:
+            note("a registry frees the space in its own cleanup, a directory after an hour", "dim")
     if was_verifying:
         for problem in document["problems"]:
             print_line(problem, "red")
         if document["problems"]:
             print_line("the next build recreates them")
+        elif is_remote:
+            print_line("all documents are valid, and all files are present", "green")
         else:
             print_line("all files match their recorded digests", "green")
 

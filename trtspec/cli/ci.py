@@ -34,6 +34,11 @@ def ci(
     ] = "",
     gpu_runner: Annotated[str, typer.Option(metavar="LABEL", help="Runner of engines that need a GPU.")] = "gpu",
     branch: Annotated[str, typer.Option(help="Branch whose pushes start the pipeline.")] = "main",
+    sign: Annotated[bool, typer.Option("--sign", help="Sign artifacts with the identity of the CI job.")] = False,
+    remote: Annotated[
+        str,
+        typer.Option(metavar="LOCATION", help="Team store, in place of the CI system's cache, e.g. oci://HOST/NAME."),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Write a CI pipeline that checks, builds and verifies recipes.
@@ -47,7 +52,8 @@ def ci(
     from trtspec.planning.ci import make_pipeline, render_pipeline
 
     runners = {"cpu_runner": cpu_runner, "gpu_runner": gpu_runner}
-    pipeline = make_pipeline(recipes, Path.cwd(), python=python, install=install, branch=branch, **runners)
+    settings = {"python": python, "install": install, "branch": branch, "remote": remote, **runners}
+    pipeline = make_pipeline(recipes, Path.cwd(), **settings, sign=sign)
     text = render_pipeline(system, pipeline)
     if out is not None:
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import trtspec
-from trtspec.cli.options import AllowCode, Baseline, Json, ManifestDigest, SkipGate, Undecided
+from trtspec.cli.options import AllowCode, Baseline, Json, ManifestDigest, SignaturePolicy, SkipGate, Undecided
 from trtspec.cli.progress import counter, transfer_bars
 from trtspec.cli.render import note, print_line, print_result, show_diagnostics, warn
 from trtspec.cli.verify import skipped_check_lines
@@ -77,6 +77,7 @@ def deploy(
     undecided: Undecided = None,
     baseline: Baseline = None,
     manifest: ManifestDigest = None,
+    signature: SignaturePolicy = None,
     trust_report: Annotated[
         str | None,
         typer.Option(
@@ -115,10 +116,10 @@ def deploy(
     Example: trtspec deploy build/quickstart --detach
     """
     from trtspec.bench.gates import check_gate_names
-    from trtspec.deployment.base import serves_in_containers
+    from trtspec.deployment.base import obtain_artifact, serves_in_containers
     from trtspec.deployment.options import DeployOptions
     from trtspec.store.artifact import parse_expected
-    from trtspec.store.registries.pull import local_artifact
+    from trtspec.store.signatures.policy import find_policy
 
     settings = parse_target_settings(option or (), image)
     asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
@@ -128,8 +129,9 @@ def deploy(
         raise DeployError(f"target {target} does not support --openai-host", hint=hint)
     expected = parse_expected(manifest) if manifest else ""
     trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
+    policy = None if systemd or is_unbuilt(artifact, render) else find_policy(signature)
     with transfer_bars() as on_transfer:
-        place = local_artifact(artifact, expected, on_progress=on_transfer)
+        place, expected, source = obtain_artifact(artifact, target, expected, policy=policy, on_progress=on_transfer)
     if render is None:
         refuse_recipe(place)
     else:
@@ -142,10 +144,14 @@ def deploy(
             manifest=expected,
             trusted_report=trusted,
             settings=settings,
+            source=source,
         )
         files = write_files(place, target, render, options)
+        pinned = {"source": source.address} if source else {}
+        if source:
+            note(f"  artifact  {source.address}")
         print_result(
-            {"format_version": 1, "target": target, "rendered": str(render), "files": files},
+            {"format_version": 1, "target": target, "rendered": str(render), "files": files, **pinned},
             lambda: print_line("\n".join(str(render / path) for path in files)),
             as_json=json,
         )
@@ -165,6 +171,7 @@ def deploy(
             "allow-code": allow_code,
             "baseline": baseline,
             "manifest": manifest,
+            "signature": signature.resolve() if signature else None,
             "trust-report": trust_report,
         }
         print_unit(place, host, given, ["--wait-for-warmup"] if wait_warm else [], json=json)
@@ -180,7 +187,7 @@ def deploy(
 
     with counter() as on_progress:
         deployment = trtspec.deploy(
-            place,
+            artifact if source else place,
             target=target,
             name=name,
             host=host,
@@ -192,7 +199,8 @@ def deploy(
             drain_s=drain,
             skip_gates=skip_gate or (),
             baseline=baseline,
-            manifest=manifest or "",
+            manifest=f"sha256:{expected}" if expected else "",
+            signature=signature or "",
             trust_report=trust_report or "",
             canary=parse_canary_shares(canary),
             shadow=parse_mirror_share(shadow),
@@ -213,6 +221,13 @@ def is_recipe(path: Path) -> bool:
     from trtspec.recipe.load import find_recipe
 
     return not path.is_dir() and find_recipe(path).is_file()
+
+
+def is_unbuilt(artifact: str, render: Path | None) -> bool:
+    """Return whether files are rendered for a recipe, whose artifact does not exist yet."""
+    from trtspec.store.registries.repository import is_location
+
+    return render is not None and not is_location(artifact) and is_recipe(Path(artifact))
 
 
 def refuse_recipe(path: Path) -> None:
@@ -285,12 +300,15 @@ def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Seque
 
 def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, str]:
     """Parse KEY=VALUE settings of the target; raise DeployError for a missing value or a repeated key."""
-    pairs = [each.partition("=") for each in (*given, *([f"image={image}"] if image else []))]
+    return parse_pairs("--target-option", [*given, *([f"image={image}"] if image else [])])
+
+
+def parse_pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Parse the KEY=VALUE values of a repeatable option; raise DeployError for a missing value or a repeated key."""
+    pairs = [each.partition("=") for each in given]
     settings = {key: value for key, _, value in pairs}
     if not all(between for _, between, _ in pairs) or len(settings) < len(pairs):
-        raise DeployError(
-            "--target-option requires KEY=VALUE, each key once", hint="e.g. --target-option namespace=serving"
-        )
+        raise DeployError(f"{option} requires KEY=VALUE, each key once", hint=f"e.g. {option} namespace=serving")
     return settings
 
 

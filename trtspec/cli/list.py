@@ -29,12 +29,24 @@ def show(document: dict[str, Any]) -> None:
 
     artifacts = document["artifacts"]
     rows = [
-        (each["tag"], each["name"] or "-", format_bytes(each["bytes"]), each["manifest"][:19], each["problem"])
+        (
+            each["tag"],
+            each["name"] or "-",
+            format_bytes(each["bytes"]),
+            each["manifest"][:19],
+            shown(each["signatures"]),
+            each["problem"],
+        )
         for each in artifacts
     ]
     if rows:
-        show_table("", ("tag", "recipe", "size", "manifest", ""), rows, (2,))
+        show_table("", ("tag", "recipe", "size", "manifest", "signatures", ""), rows, (2,))
     print_line(f"{pluralize(len(artifacts), 'tag')} in {document['location']}")
+
+
+def shown(signatures: int) -> str:
+    """Return the number of signatures, or "-" for none."""
+    return str(signatures) if signatures else "-"
 
 
 panel = "Serve"

@@ -43,7 +43,15 @@ Artifact = Annotated[
 Location = Annotated[
     str,
     typer.Argument(
-        metavar="LOCATION", help="oci://HOST/NAME:TAG, or file:PATH:TAG for an OCI image layout.", show_default=False
+        metavar="LOCATION",
+        help="oci://HOST/NAME:TAG, s3://BUCKET/PREFIX:TAG, hf:OWNER/NAME:BRANCH or file:PATH:TAG.",
+        show_default=False,
+    ),
+]
+ArtifactOrLocation = Annotated[
+    str,
+    typer.Argument(
+        metavar="ARTIFACT", help="Artifact directory, or oci://HOST/NAME:TAG or file:PATH:TAG.", show_default=False
     ),
 ]
 _NAME_ARGUMENT = typer.Argument(
@@ -64,9 +72,24 @@ Cell = Annotated[
     list[str] | None,
     typer.Option("--variant", metavar="NAME", help="Matrix cell to use: a name or a pattern such as '*-draft_len-3*'."),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POOL",
+        help="Where steps run: local:N (worker processes), ray (a local cluster), ray://HOST:PORT or ray:HOST:PORT.",
+    ),
+]
 ManifestDigest = Annotated[
     str | None,
     typer.Option("--manifest", metavar="DIGEST", help="Require this digest of the manifest (sha256:HEX)."),
+]
+SignaturePolicy = Annotated[
+    Path | None,
+    typer.Option(
+        "--signature",
+        metavar="POLICY",
+        help="Require a signature that this policy accepts (default: TRTSPEC_SIGNATURE_POLICY).",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 AllowCode = Annotated[

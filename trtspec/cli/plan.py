@@ -212,8 +212,10 @@ def show(document: dict[str, Any], build: Build) -> None:
         print_line(f"disk for the {need['what']}: {sizes} at {need['path']}")
     if document["predicted"]:
         show_predicted(document["predicted"], build.recipe.engine.max_seq_len)
-    missing = sum(step["status"] == "miss" for step in steps)
-    print_line(f"{missing} of {len(steps)} steps to build{_expected(steps)}" if missing else "nothing to do")
+    missing, remote = (sum(step["status"] == each for step in steps) for each in ("miss", "remote"))
+    fetched = f"{remote} of {len(steps)} steps to fetch from the team store" if remote else ""
+    built = f"{missing} of {len(steps)} steps to build{_expected(steps)}" if missing else ""
+    print_line("; ".join(filter(None, [fetched, built])) or "nothing to do")
 
 
 def _launch(placement: Document) -> str:

@@ -8,10 +8,11 @@ because an external tool may run for minutes without output.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from trtspec.cli.render import console, is_terminal, note
 from trtspec.core.diagnostics import escape_unprintable, mask_tokens
@@ -19,11 +20,13 @@ from trtspec.core.diagnostics import escape_unprintable, mask_tokens
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task, TaskID
 
+    from trtspec.fleet.scheduler import CellRun, StepRun
     from trtspec.store.executor import Status
     from trtspec.store.step import Step
 
 
 PERIOD_S = 30.0
+MAX_CELLS_SHOWN = 20
 
 Expected = Callable[["Step"], float | None]
 
@@ -60,6 +63,8 @@ class BuildBars(Counter):
         self("read sources", done, total)
 
     def step_started(self, step: Step, total_bytes: int) -> None:
+        if step.key in self._bars:  # a transfer precedes or follows the step itself
+            self._progress.remove_task(self._bars[step.key])
         expected = self._expected(step)
         self._bars[step.key] = self._progress.add_task(step.name, total=total_bytes or None, expected=expected)
 
@@ -74,7 +79,7 @@ class BuildBars(Counter):
         """Replace the bar of a step with a line."""
         if step.key in self._bars:
             self._progress.remove_task(self._bars.pop(step.key))
-        spent = f"{seconds:.2f} s" if status == "built" else "reused"
+        spent = "reused" if status == "hit" else f"{seconds:.2f} s"
         note(f"  {step.name:<20} {status:<6} {spent}")
 
 
@@ -87,6 +92,99 @@ def build_bars(expected: Expected = lambda step: None) -> Iterator[BuildBars]:
         TextColumn("  {task.description:<20}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     ) as shown:
         yield BuildBars(shown, expected)
+
+
+class FleetTable(Counter):
+    """Observer of a build on a pool: a table of cells on a terminal, otherwise a line for each finished step."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(progress)
+        self._cells: Sequence[CellRun] = ()
+        self._steps: Mapping[str, StepRun] = {}
+        self._done_bytes: dict[str, int] = {}
+        self._messages: dict[str, str] = {}
+        self.started = monotonic()
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Show the progress of downloading or unpickling a source; the total may grow."""
+        self(what, done, total)
+
+    def reading(self, done: int, total: int) -> None:
+        """Show the progress of hashing sources for the first time."""
+        self("read sources", done, total)
+
+    def changed(self, cells: Sequence[CellRun], steps: Mapping[str, StepRun]) -> None:
+        self._cells, self._steps = cells, steps
+        if "steps" not in self._bars:
+            self._bars["steps"] = self._progress.add_task("steps", total=len(steps))
+        done = sum(run.state in ("done", "failed") for run in steps.values())
+        self._progress.update(self._bars["steps"], completed=done)
+
+    def advanced(self, run: StepRun, n_bytes: int) -> None:
+        self._done_bytes[run.step.key] = self._done_bytes.get(run.step.key, 0) + n_bytes
+
+    def message(self, run: StepRun, text: str) -> None:
+        self._messages[run.step.key] = text
+        if run.losses and run.state == "waiting":
+            note(f"  {run.step.name:<20} {text}", "yellow")
+
+    def step_finished(self, run: StepRun) -> None:
+        """Print a line for a step that was built or failed, with its node and the number of cells that share it."""
+        shared = f", shared by {len(run.cells)} cells" if len(run.cells) > 1 else ""
+        if run.state == "failed":
+            note(f"  {run.step.name:<20} failed on {run.node or 'no node'} for {run.cells[0]}{shared}", "red")
+        elif run.status == "built":
+            note(f"  {run.step.name:<20} built  {run.seconds:.2f} s on {run.node} for {run.cells[0]}{shared}")
+
+    def cell_finished(self, run: CellRun) -> None:
+        """Print a line for a cell that has no artifact; the results list the others."""
+        if run.status != "built":
+            reason = f": {run.failure.message}" if run.failure and run.status == "unplaceable" else ""
+            note(f"  {run.cell.name}: {run.status}{reason}", "red")
+
+    def __rich__(self) -> Any:
+        """Return the table of the cells that are not finished, most advanced first, with the overall progress."""
+        from rich.console import Group
+        from rich.table import Table
+
+        table = Table(box=None, padding=(0, 2, 0, 2), header_style="bold")
+        for column in ("cell", "steps", "step", "node", "time"):
+            table.add_column(column, no_wrap=True, overflow="ellipsis")
+        still = [run for run in self._cells if run.is_open]
+        running = sorted(still, key=lambda run: run.status != "running")
+        for run in running[:MAX_CELLS_SHOWN]:
+            table.add_row(run.cell.name, *self._describe_cell(run))
+        if len(still) > MAX_CELLS_SHOWN:
+            table.add_row(f"and {len(still) - MAX_CELLS_SHOWN} more", "", "", "", "")
+        return Group(table, self._progress) if still else self._progress
+
+    def _describe_cell(self, run: CellRun) -> tuple[str, str, str, str]:
+        steps = [self._steps[step.key] for step in run.cell.steps]
+        done = sum(each.state == "done" for each in steps)
+        current = next((each for each in steps if each.state == "running"), None)
+        if current is None:
+            return f"{done}/{len(steps)}", run.status, "", format_duration(monotonic() - self.started)
+        total, count = current.step.total_bytes, self._done_bytes.get(current.step.key, 0)
+        part = f" {min(1.0, count / total):.0%}" if total and count else ""
+        text = f"{current.step.name}{part} {self._messages.get(current.step.key, '')}".rstrip()
+        return f"{done}/{len(steps)}", text, current.node, format_duration(monotonic() - self.started)
+
+
+@contextmanager
+def fleet_table() -> Iterator[FleetTable]:
+    """Show the cells of a build on a pool while the block runs."""
+    from rich.live import Live
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    out = console(stderr=True)
+    columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    if is_terminal(out):
+        shown = FleetTable(Progress(*columns, TimeRemainingColumn(), console=out))
+        with Live(shown, console=out, transient=True, refresh_per_second=4):
+            yield shown
+        return
+    with _live_progress(*columns) as progress:
+        yield FleetTable(progress)
 
 
 @contextmanager

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import trtspec
+from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Artifact, Json, Location, ManifestDigest
 from trtspec.cli.progress import transfer_bars
 from trtspec.cli.render import print_line, print_result
@@ -25,6 +26,8 @@ def push(artifact: Artifact, location: Location, manifest: ManifestDigest = None
         sent, total = format_bytes(pushed.sent_bytes), format_bytes(pushed.total_bytes)
         print_line(f"  manifest  {pushed.manifest}")
         print_line(f"  digest    {pushed.digest}")
+        if pushed.attestations:
+            print_line(f"  attached  {pluralize(pushed.attestations, 'attestation')}")
         print_line(f"pushed {pushed.files} files to {location}: {sent} of {total} sent", "green")
 
     print_result(pushed.as_dict(), show, as_json=json)

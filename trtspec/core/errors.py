@@ -17,6 +17,7 @@
       `SmokeTestFailed`       111   a started server did not answer its first request
       `GateNotMet`            112   a gate of the recipe failed
       `RolledBack`            113   a rollout failed and the previous revision serves again
+      `SignatureRefused`      114   no signature of an artifact fulfils the policy
 
 Subclasses in other modules, all with exit code 1:
 
@@ -260,3 +261,10 @@ class RolledBack(TrtspecError):
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None, reason: str = "") -> None:
         super().__init__(message, where=where, hint=hint)
         self.reason = reason
+
+
+class SignatureRefused(TrtspecError):
+    """An artifact is not signed, or not as a policy requires."""
+
+    exit_code = 114
+    remedy = "use an artifact that a signer of the policy has signed with `trtspec sign`"

@@ -25,11 +25,14 @@ PROBE_TIMEOUT_S = 60.0
 NAME_CHARS = 15  # Linux truncates program names to this length
 
 
-def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
-    """Return a `preexec_fn` that makes the child receive `sign` when the thread that started it ends (Linux only)."""
+def die_with_parent(sign: signal.Signals = signal.SIGTERM, parent: int | None = None) -> Callable[[], None]:
+    """Return a `preexec_fn` that makes the child receive `sign` when the thread that started it ends (Linux only).
+
+    With `parent`, the pid of the parent, the child itself may call the returned function.
+    """
     import ctypes
 
-    parent = os.getpid()
+    parent = parent or os.getpid()
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def arrange() -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,31 @@ from trtspec.deployment.target import DeployTarget, find_target
 from trtspec.serving.triton.client import Client
 from trtspec.store.artifact import Artifact, load_artifact
 from trtspec.store.artifact_paths import REPOSITORY
+from trtspec.store.registries.description import RegistrySource, describe_artifact
+from trtspec.store.registries.pull import check_location, local_artifact
+from trtspec.store.registries.repository import is_location
+from trtspec.store.signatures.policy import Policy
+
+
+def obtain_artifact(
+    artifact: str | PathLike[str],
+    target: str,
+    expected: str = "",
+    *,
+    policy: Policy | None = None,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> tuple[Path, str, RegistrySource | None]:
+    """Return the directory of an artifact to deploy on a target, and its place if the target's servers pull it.
+
+    Between them is the SHA-256 that the manifest has to have from now on, or "". An artifact at a location is pulled
+    into the cache, or only described if the servers pull it themselves. Raises like `local_artifact`.
+    """
+    if isinstance(artifact, str) and is_location(artifact) and find_target(target).pulls:
+        if policy:
+            expected = check_location(artifact, policy, expected).manifest
+        described, source = describe_artifact(artifact, expected=expected)
+        return described.root, described.digest, source
+    return *local_artifact(artifact, expected, policy=policy, on_progress=on_progress), None
 
 
 def deploy(

@@ -14,7 +14,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,6 +69,19 @@ def write_rendered(out: Path, rendered: Mapping[str, str]) -> list[str]:
     return sorted(rendered)
 
 
+def setting(default: Any, description: str) -> Any:
+    """Return a field of a dataclass of settings, with the description of its option."""
+    return field(default=default, metadata={"description": description})
+
+
+def check_label(option: str, text: str) -> None:
+    """Raise DeployError if the value of an option is not a DNS label."""
+    if not LABEL.fullmatch(text) or len(text) > 63:
+        raise DeployError(
+            f"option {option}: {text!r} is not a DNS label", hint="use a-z, 0-9 and '-', at most 63 characters"
+        )
+
+
 Settings = TypeVar("Settings")
 
 
@@ -119,8 +132,8 @@ WEIGHTS = (f"{CHECKPOINTS}/", f"{ENGINES}/")
 class ContainerWorkload:
     """An artifact to serve in containers, from its manifest or from its plan (unbuilt.py); `name` is a DNS label.
 
-    `weight_bytes` is the size of the checkpoints and engines, which are read at startup. `digest` is the SHA-256 of the
-    manifest, which the container checks.
+    `weight_bytes` is the size of the checkpoints and engines, which are read at startup, and `total_bytes` that of all
+    files. `digest` is the SHA-256 of the manifest, which the container checks.
     """
 
     name: str
@@ -128,6 +141,7 @@ class ContainerWorkload:
     backend: str
     memory: tuple[DeviceMemory, ...]
     weight_bytes: int
+    total_bytes: int
     digest: str
     options: DeployOptions
 
@@ -208,6 +222,7 @@ def make_workload(artifact: Artifact, options: DeployOptions) -> ContainerWorklo
         backend=manifest.backend.name,
         memory=manifest.memory,
         weight_bytes=sum(record.size for record in manifest.files if record.path.startswith(WEIGHTS)),
+        total_bytes=sum(record.size for record in manifest.files),
         digest=artifact.digest,
         options=options,
     )

@@ -7,10 +7,13 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from trtspec.core.errors import DeployError
 from trtspec.core.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from trtspec.store.registries.description import RegistrySource
 
 BIND_HINT = f"use an IPv4 address of this machine: {LOOPBACK} for local clients only, 0.0.0.0 for all interfaces"
 
@@ -85,6 +88,7 @@ class DeployOptions:
         shadow: percentage of the other requests to mirror to a new revision, or None for the recipe's.
         wait_warm: wait for a first text from each endpoint; a new revision has served texts before it is live.
         settings: target-specific settings by name.
+        source: place of the artifact in a registry, from which the servers fetch it; None for a local directory.
         before_live: called once the server has answered; an exception ends the deployment.
     """
 
@@ -102,6 +106,7 @@ class DeployOptions:
     shadow: int | None = None
     wait_warm: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
+    source: RegistrySource | None = None
     on_event: OnEvent = lambda state, what: None
     before_live: BeforeLive | None = None
 

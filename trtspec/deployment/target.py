@@ -33,6 +33,8 @@ class DeployTarget:
             journal's log, which can then be followed.
         holds_ports: returns whether a deployment that is starting or live holds its ports on this machine, by default
             while its process runs.
+        pulls: whether the servers fetch an artifact from its registry themselves. Only its description is then fetched
+            to this machine, and the options have its `source`.
         rollouts: whether the target's supervisor replaces a live artifact by another one in a rollout.
     """
 
@@ -44,6 +46,7 @@ class DeployTarget:
     options: Mapping[str, str] = field(default_factory=dict)
     fetch_log: Callable[[DeploymentJournal], None] | None = None
     holds_ports: Callable[[DeploymentRecord], bool] = attrgetter("is_running")
+    pulls: bool = False
     rollouts: bool = False
 
 

@@ -53,6 +53,7 @@ def plan_workload(build: Build, options: DeployOptions) -> ContainerWorkload:
         backend=build.recipe.engine.backend,
         memory=tuple(device_memory(device) for device in build.memory()),
         weight_bytes=sum(step.output_bytes for directory, step in steps if f"{directory}/".startswith(WEIGHTS)),
+        total_bytes=sum(step.output_bytes for _, step in steps),
         digest=options.manifest or UNBUILT,
         options=options,
     )

@@ -16,6 +16,7 @@ from trtspec.backends.base import AUTO, find_backend, in_process_backend
 from trtspec.core.errors import TrtspecError
 from trtspec.recipe.load import load_matrix
 from trtspec.recipe.schema import Engine
+from trtspec.store.registries.repository import check_address
 
 CACHE = ".trtspec-cache"
 KEY_OF_PLAN = "import json, sys; print(json.load(sys.stdin)['steps'][-1]['key'])"
@@ -55,6 +56,10 @@ class BuildJob:
         """Return the shell command that compares the artifact with its target and evaluates the gates."""
         return shlex.join(["trtspec", "verify", f"build/{self.name}", "--undecided", "fail"])
 
+    def sign(self) -> str:
+        """Return the shell command that signs the artifact with the identity of the job."""
+        return shlex.join(["trtspec", "sign", f"build/{self.name}", "--keyless"])
+
     def report(self, form: str, out: str = "") -> str:
         """Return the shell command that writes a report in format `form` to the file `out`, or to standard output."""
         into = ["--out", out] if out else []
@@ -75,6 +80,8 @@ class Pipeline:
         packages: the arguments of `pip install`; "" for trtspec with the extras that builds and tests need.
         runner: label of the runners of jobs without a GPU; "" for the CI system's default.
         branch: the branch on which pushes start the pipeline.
+        sign: whether jobs sign what they have built and verified, except in pull requests.
+        remote: the address of the team store, which replaces the CI system's cache; "" for none.
     """
 
     recipes: tuple[str, ...]
@@ -83,9 +90,12 @@ class Pipeline:
     packages: str
     runner: str
     branch: str
+    sign: bool = False
+    remote: str = ""
 
     def install(self) -> str:
-        packages = self.packages or f"trtspec[{in_process_backend()[0]},triton]"
+        extras = [in_process_backend()[0], *(["sign"] if self.sign else []), "triton"]
+        packages = self.packages or f"trtspec[{','.join(extras)}]"
         return shlex.join(["python", "-m", "pip", "install", *shlex.split(packages)])
 
     def checks(self) -> list[str]:
@@ -93,13 +103,24 @@ class Pipeline:
 
 
 def make_pipeline(
-    recipes: Sequence[Path], root: Path, *, python: str, install: str, cpu_runner: str, gpu_runner: str, branch: str
+    recipes: Sequence[Path],
+    root: Path,
+    *,
+    python: str,
+    install: str,
+    cpu_runner: str,
+    gpu_runner: str,
+    branch: str,
+    sign: bool = False,
+    remote: str = "",
 ) -> Pipeline:
     """Create the pipeline for recipe files of the project at `root`; engines that need a GPU get `gpu_runner`.
 
-    Raises TrtspecError for a file outside the project, a path with "$" and two recipes with the same name. Raises
-    RecipeError for an invalid recipe.
+    Raises TrtspecError for a file outside the project, a path with "$", two recipes with the same name, and a malformed
+    address of a team store. Raises RecipeError for an invalid recipe.
     """
+    if remote:
+        check_address(remote, "--remote")
     jobs: dict[str, BuildJob] = {}
     paths = [_relative(path, root) for path in recipes]
     for path, relative in zip(recipes, paths, strict=True):
@@ -110,7 +131,7 @@ def make_pipeline(
                 raise TrtspecError(f"two recipes are called {name}", where=relative, hint="change `name`")
             runner = gpu_runner if needs_gpu else cpu_runner
             jobs[name] = BuildJob(name, relative, name if len(loaded) > 1 else "", needs_gpu, runner)
-    return Pipeline(tuple(paths), tuple(jobs.values()), python, install, cpu_runner, branch)
+    return Pipeline(tuple(paths), tuple(jobs.values()), python, install, cpu_runner, branch, sign, remote)
 
 
 def render_pipeline(system: str, pipeline: Pipeline) -> str:
@@ -156,6 +177,13 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 RUNNER = "ubuntu-latest"
 SUMMARY = '"$GITHUB_STEP_SUMMARY"'
 ALWAYS = "${{ !cancelled() }}"
+IS_NO_PULL_REQUEST = "${{ github.event_name != 'pull_request' }}"  # those of forks get no identity token
+# Pull requests may contain anyone's code, so they do not write to the team store.
+_GITHUB_REMOTE = {
+    "TRTSPEC_REMOTE": "",
+    "TRTSPEC_REMOTE_MODE": "${{ github.event_name == 'pull_request' && 'read' || 'read-write' }}",
+    "DOCKER_AUTH_CONFIG": "${{ secrets.DOCKER_AUTH_CONFIG }}",
+}
 
 
 def github_workflow(pipeline: Pipeline) -> dict[str, Any]:
@@ -170,6 +198,7 @@ def github_workflow(pipeline: Pipeline) -> dict[str, Any]:
         "env": {
             "HF_TOKEN": "${{ secrets.HF_TOKEN }}",
             "TRTSPEC_CACHE": f"${{{{ github.workspace }}}}/{CACHE}",
+            **(_GITHUB_REMOTE | {"TRTSPEC_REMOTE": pipeline.remote} if pipeline.remote else {}),
         },
         "jobs": {"check": _github_check(pipeline), **builds},
     }
@@ -201,17 +230,22 @@ def _github_build(job: BuildJob, pipeline: Pipeline) -> dict[str, Any]:
     key = f'echo "key=$({job.command("plan", "--json")} | python -c "{KEY_OF_PLAN}")" >> "$GITHUB_OUTPUT"'
     prefix = f"trtspec-${{{{ runner.os }}}}-{job.name}-"
     restored = {"path": CACHE, "key": f"{prefix}${{{{ steps.plan.outputs.key }}}}", "restore-keys": prefix}
+    cached = [
+        {"name": "Find the key of the artifact", "id": "plan", "run": key},
+        {"name": "Restore the store of steps", "uses": "actions/cache@v4", "with": restored},
+    ]
     reports = (job.report("junit", "junit.xml"), job.report("github"), f"{job.report('markdown')} >> {SUMMARY}")
     return {
         "needs": "check",
         "runs-on": job.runner or RUNNER,
         "timeout-minutes": TIMEOUT_MINUTES,
+        **({"permissions": {"contents": "read", "id-token": "write"}} if pipeline.sign else {}),
         "steps": [
             *_github_setup(pipeline),
-            {"name": "Find the key of the artifact", "id": "plan", "run": key},
-            {"name": "Restore the store of steps", "uses": "actions/cache@v4", "with": restored},
+            *([] if pipeline.remote else cached),
             {"name": "Build", "run": job.build()},
             {"name": "Verify", "run": job.verify()},
+            *([{"name": "Sign", "if": IS_NO_PULL_REQUEST, "run": job.sign()}] if pipeline.sign else []),
             {"name": "Report", "if": ALWAYS, "run": "\n".join(reports)},
             {"name": "Pack the artifact", "run": job.pack()},
             {"name": "Upload the artifact", **_upload(job.name, f"{job.name}.tar")},
@@ -238,10 +272,16 @@ def gitlab_configuration(pipeline: Pipeline) -> dict[str, Any]:
     """Return the GitLab CI/CD configuration as plain data, to be saved as .gitlab-ci.yml or included there."""
     return {
         "stages": ["check", "build"],
-        "variables": {"TRTSPEC_CACHE": f"$CI_PROJECT_DIR/{CACHE}"},
+        "variables": {
+            "TRTSPEC_CACHE": f"$CI_PROJECT_DIR/{CACHE}",
+            **({"TRTSPEC_REMOTE": pipeline.remote} if pipeline.remote else {}),
+        },
         "workflow": {
             "rules": [
-                {"if": '$CI_PIPELINE_SOURCE == "merge_request_event"'},
+                {
+                    "if": '$CI_PIPELINE_SOURCE == "merge_request_event"',
+                    **({"variables": {"TRTSPEC_REMOTE_MODE": "read"}} if pipeline.remote else {}),
+                },
                 {"if": f'$CI_COMMIT_BRANCH == "{pipeline.branch}"'},
                 {"if": '$CI_PIPELINE_SOURCE == "web"'},
             ]
@@ -258,7 +298,7 @@ def gitlab_configuration(pipeline: Pipeline) -> dict[str, Any]:
             **_gitlab_tags(pipeline.runner),
             "script": [*pipeline.checks(), *(job.command("plan") for job in pipeline.jobs)],
         },
-        **{f"build {job.name}": _gitlab_build(job) for job in pipeline.jobs},
+        **{f"build {job.name}": _gitlab_build(job, pipeline) for job in pipeline.jobs},
     }
 
 
@@ -267,20 +307,23 @@ def _gitlab_tags(runner: str) -> dict[str, Any]:
     return {"tags": [runner]} if runner else {}
 
 
-def _gitlab_build(job: BuildJob) -> dict[str, Any]:
+def _gitlab_build(job: BuildJob, pipeline: Pipeline) -> dict[str, Any]:
+    sign = f'if [ "$CI_PIPELINE_SOURCE" != merge_request_event ]; then {job.sign()}; fi'
+    # Entries of the store are found by key, so the cached store of any earlier recipe version is usable.
+    cache = {
+        "key": {"files": [job.recipe], "prefix": f"trtspec-{job.name}"},
+        "fallback_keys": [f"trtspec-{job.name}"],
+        "paths": [CACHE],
+        "when": "always",
+    }
     return {
         "extends": BASE,
         "stage": "build",
         "timeout": f"{TIMEOUT_MINUTES} minutes",
         **_gitlab_tags(job.runner),
-        # Entries of the store are found by key, so the cached store of any earlier recipe version is usable.
-        "cache": {
-            "key": {"files": [job.recipe], "prefix": f"trtspec-{job.name}"},
-            "fallback_keys": [f"trtspec-{job.name}"],
-            "paths": [CACHE],
-            "when": "always",
-        },
-        "script": [job.build(), job.verify(), job.pack()],
+        **({} if pipeline.remote else {"cache": cache}),
+        **({"id_tokens": {"SIGSTORE_ID_TOKEN": {"aud": "sigstore"}}} if pipeline.sign else {}),
+        "script": [job.build(), job.verify(), *([sign] if pipeline.sign else []), job.pack()],
         "after_script": [f"{job.report('junit', 'junit.xml')} || true", f"{job.report('markdown')} || true"],
         "artifacts": {
             "name": job.name,

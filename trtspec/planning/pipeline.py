@@ -7,12 +7,14 @@ before the last step and leaves its results in the store, where another machine 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -50,7 +52,10 @@ from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.executor import Observer, StepResult, execute
 from trtspec.store.files import FileReader, Files, find_files, hub_digest
 from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, lacking_disk, plan_disk, plan_status
+from trtspec.store.remote import Start
+from trtspec.store.step import StepProgress
 from trtspec.store.store import Store
+from trtspec.store.team.environment import open_remote
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +67,9 @@ SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Build:
-    """A recipe that passed its check: the context, the warnings, and the artifact plan."""
+    """A recipe that passed its check: its file, the context, the warnings, and the artifact plan."""
 
+    loaded: LoadedRecipe
     context: PlanContext
     diagnostics: list[Diagnostic]
     artifact: ArtifactPlan
@@ -104,10 +110,11 @@ class Build:
     def hashes_sources(self, store: Store) -> bool:
         """Return True if the build can run before all its sources are read: its steps hash them.
 
-        The store must not have an entry with such a step's shape, which a key with the digests may find.
+        The store must not have a remote store, nor an entry with such a step's shape: a key with the digests may find
+        an output there.
         """
         unread, keys = [step for step in self.plan.steps if any(files.unread for files in find_files(step))], set[str]()
-        if self.weights_absent or not all(step.HASHES_SOURCES for step in unread):
+        if store.remote or self.weights_absent or not all(step.HASHES_SOURCES for step in unread):
             return False
         if any(hub_digest(path) for step in unread for files in find_files(step) for path in files.unread):
             return False  # to be compared with the hub's digest, which needs the bytes in order
@@ -149,6 +156,13 @@ class Build:
         absent = {source.root / name for source in self.context.sources.values() for name in source.absent}
         missing = [status.step for status in self.status(store) if status.status == "miss"] if absent else []
         return any(path in absent for step in missing for files in find_files(step) for path in files.paths)
+
+    def fetch_for_sources(self, store: Store, on_progress: OnProgress) -> None:
+        """Fetch from the team store what only a machine with all sources could build instead."""
+        if self.weights_absent:
+            for each in self.status(store):
+                if each.status == "remote":
+                    store.fetch(each.step, _fetching(on_progress))
 
     @property
     def downloads(self) -> list[dict[str, Any]]:
@@ -237,8 +251,23 @@ class PartialBuildResult:
     seconds: float
 
 
+def _fetching(on_progress: OnProgress) -> Start:
+    """Return a function that starts the progress of a transfer from the team store."""
+
+    class Fetching(StepProgress):
+        def __init__(self, total_bytes: int) -> None:
+            self._done, self._total = 0, total_bytes
+
+        def advance(self, n_bytes: int) -> None:
+            self._done += n_bytes
+            on_progress("fetch from the team store", self._done, self._total)
+
+    return Fetching
+
+
 def open_store() -> Store:
-    return Store(store_dir())
+    """Return the store of this machine, with the team store of the environment if there is one."""
+    return Store(store_dir(), remote=open_remote())
 
 
 def default_artifact_dir(recipe: Recipe | ResolvedRecipe) -> Path:
@@ -277,7 +306,7 @@ def plan_build(
     limit = READ_WHILE_PLANNING if read_at_most is None else read_at_most
     unread_above = None if read_all else limit
     reader = FileReader(open_store().digests, unread_above, on_bytes, absent, for_build=for_build or read_all)
-    return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
+    return Build(loaded, context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
 
 
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> BuildResult:
@@ -294,11 +323,20 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         raise StepError("; ".join(problems), hint="the installed version differs from engine.version")
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
         results = execute(build.plan, store, observer, build.artifact.devices)
-        build = build.with_results(results)
-        status = _publish(build, out, results)
-        if status == "published":
-            for result in results:
-                store.restamp(result.key)
+        return publish_build(build.with_results(results), out, store, results, started)
+
+
+def publish_build(build: Build, out: Path, store: Store, results: list[StepResult], started: float) -> BuildResult:
+    """Publish the artifact of a build at `out` from the results of all its steps, in plan order.
+
+    `started` is the time of the build's start by `time.perf_counter`. Raises TrtspecError if the artifact cannot be
+    written.
+    """
+    ended = datetime.now(timezone.utc)
+    status = _publish(build, out, results, (ended - timedelta(seconds=time.perf_counter() - started), ended))
+    if status == "published":
+        for result in results:
+            store.restamp(result.key)
     _remember_sources(build, store)
     log.info("%s: %s", out, status)
     return BuildResult(out, manifest_sha256(out), status, results, time.perf_counter() - started)
@@ -324,7 +362,9 @@ def _check_readable(build: Build, store: Store) -> None:
         raise ValueError("the sources were not read: plan the build with read_all")
 
 
-def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
+def _publish(
+    build: Build, out: Path, results: Sequence[StepResult], times: tuple[datetime, datetime]
+) -> Literal["published", "unchanged"]:
     entries = {result.key: result.entry for result in results}
     records, files = [], {}
     for directory, step in build.artifact.steps.items():
@@ -345,11 +385,32 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
         target_key=build.target_key,
     )
     status = publish_artifact(out, files, manifest)
+    _describe(build, out, manifest, results, times)
     remember_published(out, manifest)
     record_source_locations(
         manifest, {role: each.model for role, each in build.recipe.models.items() if not each.revision}
     )
     return status
+
+
+def _describe(
+    build: Build, out: Path, manifest: Manifest, results: Sequence[StepResult], times: tuple[datetime, datetime]
+) -> None:
+    """Write the provenance and the bill of materials that an artifact lacks."""
+    from trtspec.planning.bom import render_bom
+    from trtspec.planning.provenance import render_provenance
+    from trtspec.store.signatures.attestations import Attestations, read_attestations, write_attestations
+    from trtspec.store.signatures.envelope import BOM, PROVENANCE
+
+    digest, present = hashlib.sha256(manifest.render()).hexdigest(), read_attestations(out).documents
+    documents = {}
+    if PROVENANCE not in present:
+        documents[PROVENANCE] = render_provenance(
+            build.loaded, build.context, build.files, manifest, digest, results, times
+        )
+    if BOM not in present:
+        documents[BOM] = render_bom(build.context, build.files, manifest, digest)
+    write_attestations(out, Attestations({}, documents))
 
 
 def device_memory(device: MemoryPlan) -> DeviceMemory:
@@ -372,10 +433,13 @@ def _remember_sources(build: Build, store: Store) -> None:
                 store_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
 
 
-def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store, until: str = "") -> list[CheckResult]:
+def check_builds(
+    builds: Sequence[tuple[LoadedRecipe, Path]], store: Store, until: str = "", *, elsewhere: bool = False
+) -> list[CheckResult]:
     """Check several recipes and this machine before any build; raises RecipeError with all problems found.
 
     Problems that only downloaded sources can show are found later. `until` limits the builds as in `Build.until`.
+    With `elsewhere`, other machines run the steps, so the tools of this one do not matter.
     """
     results = [check_recipe(loaded, will_prepare=True) for loaded, _ in builds]
     found = dict.fromkeys(
@@ -384,7 +448,7 @@ def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store, unti
         for each in (
             *checked.diagnostics,
             *(() if until else _output_problems(out)),
-            *_machine_problems(loaded, checked, out, store, until),
+            *(() if elsewhere else _machine_problems(loaded, checked, out, store, until)),
         )
     )
     if any(each.severity == "error" for each in found):
@@ -417,29 +481,41 @@ def plan_runnable(
     on_progress: OnProgress = lambda what, done, total: None,
     on_read: Callable[[int, int], None] = lambda done, total: None,
     until: str = "",
+    *,
+    elsewhere: bool = False,
 ) -> Build:
     """Return a build that can run on this machine, at least up to the steps called `until`, of a `checked` recipe.
 
     Missing sources are downloaded, unless their metadata are cached and the store has every step that reads them.
-    Raises RecipeError as `prepare_sources` and `plan_build` do, and if this machine lacks a tool or its image.
+    Raises RecipeError as `prepare_sources` and `plan_build` do, and if this machine lacks a tool or its image, unless
+    the steps run `elsewhere`.
     """
     if checked.context:
-        build = _plan_all(loaded, store, on_read, checked)
-        _check_tools(loaded, build, store, until)
-        if not (build.until(until) if until else build).needs_sources(store):
+        build = _plan_all(loaded, store, on_read, checked, elsewhere=elsewhere)
+        if not elsewhere:
+            _check_tools(loaded, build, store, until)
+        part = build.until(until) if until else build
+        part.fetch_for_sources(store, on_progress)
+        if not part.needs_sources(store):
             return build
     prepare_sources(loaded, on_progress)
-    build = _plan_all(loaded, store, on_read)
-    _check_tools(loaded, build, store, until)
+    build = _plan_all(loaded, store, on_read, elsewhere=elsewhere)
+    if not elsewhere:
+        _check_tools(loaded, build, store, until)
     return build
 
 
 def _plan_all(
-    loaded: LoadedRecipe, store: Store, on_read: Callable[[int, int], None], checked: CheckResult | None = None
+    loaded: LoadedRecipe,
+    store: Store,
+    on_read: Callable[[int, int], None],
+    checked: CheckResult | None = None,
+    *,
+    elsewhere: bool = False,
 ) -> Build:
-    """Return a build with all sources read, except for those that its steps hash."""
+    """Return a build with all sources read, except for those that its steps hash; steps `elsewhere` hash nothing."""
     build = plan_build(loaded, checked=checked, for_build=True, on_read=on_read)
-    if build.is_read or build.hashes_sources(store):
+    if build.is_read or (not elsewhere and build.hashes_sources(store)):
         return build
     return plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
 

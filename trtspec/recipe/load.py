@@ -7,6 +7,7 @@ recipe file through LoadedRecipe.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from trtspec.recipe.yaml_tree import (
     locate,
     merge,
     parse_document,
+    plain,
     put,
     split_path,
     without,
@@ -207,6 +209,25 @@ def load_matrix(path: Path, overrides: Sequence[str] = (), cells: Sequence[str] 
     if diagnostics:
         raise RecipeError(sort_diagnostics(list(map(with_hint, diagnostics))))
     return [LoadedRecipe(recipe, path, tree) for recipe, tree in zip(recipes, trees, strict=True) if recipe]
+
+
+def merged_text(path: Path, overrides: Sequence[str] = ()) -> str:
+    """Return a recipe file as one text: unchanged, or as JSON if it extends another file or has overrides.
+
+    JSON is YAML in which every scalar keeps its type. A `matrix` is kept. Raises RecipeError.
+    """
+    path = find_recipe(path)
+    text, diagnostics = _text(path, Mark(display_name(path))), list[Diagnostic]()
+    source = RecipeText.of(display_name(path), Path(os.path.abspath(path)).parent, text)
+    has_parent = locate(parse_document(text, source, diagnostics), ["extends"])[1]
+    if not has_parent and not overrides:
+        return text
+    root = _read(path, Mark(display_name(path)), (), diagnostics)
+    for override in overrides:
+        root = _overridden(root, override, diagnostics)
+    if diagnostics:
+        raise RecipeError(sort_diagnostics(diagnostics))
+    return json.dumps(plain(root), indent=2, ensure_ascii=False) + "\n"
 
 
 def _overridden(root: RecipeNode, override: str, diagnostics: list[Diagnostic]) -> RecipeNode:

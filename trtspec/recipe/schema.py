@@ -26,6 +26,7 @@ COMMIT = r"^[0-9a-f]{40}$"
 PICKLE = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.(bin|pt|pth)$"
 SHA256 = r"^[0-9a-f]{64}$"
 VERSION = r"^[0-9]{1,4}(\.[0-9]{1,4}){1,3}((rc|\.post)[0-9]{1,4})?$"
+LABEL = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
 HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
 
 PATTERN_DESCRIPTIONS = {
@@ -36,6 +37,7 @@ PATTERN_DESCRIPTIONS = {
     PICKLE: "the name of a .bin, .pt or .pth file",
     SHA256: "a SHA-256: 64 hexadecimal digits, as sha256sum prints it",
     VERSION: "a version, as 1.2.1",
+    LABEL: "a label: letters, digits, '.', '_', '-' and '/', at most 63, a letter or digit first and last",
     IMAGE: "a container image with a tag, a digest or both: NAME:TAG, NAME@sha256:<64 hexadecimal digits>",
 }
 
@@ -91,6 +93,7 @@ Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
 Argument = Annotated[Any, AfterValidator(_argument)]
 Image = Annotated[str, Field(pattern=IMAGE), AfterValidator(_image)]
 Pins = dict[Annotated[str, Field(pattern=PICKLE)], Annotated[str, Field(pattern=SHA256)]]
+Labels = dict[Annotated[str, Field(pattern=LABEL)], Annotated[str, Field(pattern=LABEL)]]
 GpuIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_no_repeats)]
 
 
@@ -358,6 +361,7 @@ class Serving(StrictModel):
     max_queue_size: int = Field(default=128, ge=1, description="Maximum number of waiting requests")
     warmup: bool = Field(default=False, description="Generate a few texts before the models report ready")
     openai: bool = Field(default=True, description="Also serve OpenAI's API, in addition to Triton's")
+    openai_processes: int = Field(default=1, ge=1, le=64, description="Processes that serve OpenAI's API")
     limits: EntryLimits = Field(default=EntryLimits(), description="Limits for OpenAI clients")
     tools: Tools = Field(default=Tools(), description="Tool calls of OpenAI clients")
     rollout: Rollout = Field(default=Rollout(), description="How it replaces the live artifact")
@@ -390,6 +394,12 @@ class Gates(StrictModel):
     prompts: str | None = Field(default=None, description="A file of prompts for measuring the gates")
 
 
+class Fleet(StrictModel):
+    """Building with other recipes on a pool of machines (docs/fleets.md); it does not change the artifact."""
+
+    labels: Labels = Field(default={}, description="Labels and values of the nodes that may run this recipe's steps")
+
+
 class Recipe(StrictModel):
     """One artifact: target, drafter, engine, serving settings and gates."""
 
@@ -401,6 +411,7 @@ class Recipe(StrictModel):
     serving: Serving = Field(default=Serving(), description="How Triton serves it")
     plugins: list[Identifier] = Field(default=[], description="Folders of plugins/ to compile")
     gates: Gates = Field(default=Gates(), description="Conditions for deploying the artifact")
+    fleet: Fleet = Field(default=Fleet(), description="Machines that may build it, with --on")
 
     def with_engine(self, **settings: Any) -> Recipe:
         """Return a copy with other engine settings, which are not validated."""

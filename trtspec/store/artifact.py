@@ -3,7 +3,7 @@
 
 The manifest, `manifest.json`, is the only document that deployment and measurement read about a build. It is read as
 untrusted input: size, schema and paths are checked. This module does not depend on the store that the files came from.
-Only files listed in a manifest, `reports/` and Python's byte code are ever deleted.
+Only files listed in a manifest, `reports/`, `attestations/` and Python's byte code are ever deleted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -41,11 +41,12 @@ from trtspec.core.files import (
 )
 from trtspec.core.hashing import Segments, copy_hashed, file_segments
 from trtspec.recipe.resolve import ResolvedRecipe
-from trtspec.store.artifact_paths import MANIFEST, REPORTS, unlisted
+from trtspec.store.artifact_paths import ATTESTATIONS, MANIFEST, REPORTS, unlisted
 from trtspec.store.digest import dump_checksummed_text, has_valid_checksum
 from trtspec.store.file_records import FileRecord, Sha256
 
-SCHEMA = "trtspec.manifest/3"
+SCHEMA = "trtspec.manifest/4"
+EARLIER = tuple(f"trtspec.manifest/{version}" for version in (1, 2, 3))
 MAX_BYTES = 16 << 20
 BUILD_AGAIN = "build the artifact again"
 SIMULATED = "the acceptance of drafts is simulated, so its texts are not its target's"
@@ -192,7 +193,7 @@ def parse_expected(text: str, option: str = "--manifest") -> str:
 
 
 def _schema_hint(schema: object) -> str | None:
-    if schema in ("trtspec.manifest/1", "trtspec.manifest/2"):
+    if schema in EARLIER:
         return "an earlier version of trtspec built it, with other digests of its files; build it again"
     ours = isinstance(schema, str) and schema.startswith("trtspec.manifest/")
     return "read it with the trtspec that wrote it, or build it again" if ours else None
@@ -295,7 +296,8 @@ def publish_artifact(
 
     `document` is the content of manifest.json (default: the rendered manifest). An artifact keeps its identity only
     with its original document, which another version of trtspec may have rendered differently.
-    Return "unchanged" if the artifact already exists. Reports of an existing artifact from the same steps are kept.
+    Return "unchanged" if the artifact already exists. Reports of an existing artifact from the same steps are kept, and
+    so are attestations of an equal manifest.
     Raises TrtspecError if `out` is not an artifact or contains unlisted files, and StepError for OS errors. After an
     error, `out` is unchanged.
     """
@@ -308,7 +310,9 @@ def publish_artifact(
         if old == manifest and _read(out / MANIFEST) == document and _holds(out, files, manifest):
             return "unchanged"
         _check_only_listed(out, old or manifest)
-        _publish(out, files, manifest, document, keep_reports=old is not None and old.steps == manifest.steps)
+        same = old is not None and _read(out / MANIFEST) == document
+        carried = [*([REPORTS] if old and old.steps == manifest.steps else []), *([ATTESTATIONS] if same else [])]
+        _publish(out, files, manifest, document, carried)
         return "published"
 
 
@@ -320,15 +324,15 @@ def _resolved(out: Path) -> Path:
     return out
 
 
-def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, document: bytes, *, keep_reports: bool) -> None:
+def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, document: bytes, carried: Sequence[str]) -> None:
     temporary = temporary_sibling(out, "tmp")
     try:
         temporary.mkdir()
         records = {record.path: record.segments for record in manifest.files}
         for path, source in files.items():
             _link_or_copy(source, temporary / path, segments=records[path])
-        if keep_reports:
-            _carry_reports(out, temporary)
+        for directory in carried:
+            _carry(out, temporary, directory)
         failpoint("publish.before-manifest")
         create_file(temporary / MANIFEST, document)
         fsync_path(temporary / MANIFEST)
@@ -374,11 +378,11 @@ def _check_only_listed(out: Path, manifest: Manifest) -> None:
         raise TrtspecError(message, where=str(out), hint="move them away; publishing would delete them")
 
 
-def _carry_reports(out: Path, temporary: Path) -> None:
-    """Link or copy up to MOST_REPORTS regular files of the reports; links and special files are left out."""
-    if (out / REPORTS).is_symlink():
+def _carry(out: Path, temporary: Path, directory: str) -> None:
+    """Link or copy up to MOST_REPORTS regular files of a directory; links and special files are left out."""
+    if (out / directory).is_symlink():
         return
-    found = (Path(directory) / name for directory, _, names in os.walk(out / REPORTS) for name in sorted(names))
+    found = (Path(parent) / name for parent, _, names in os.walk(out / directory) for name in sorted(names))
     for report in islice(found, MOST_REPORTS):
         target = temporary / report.relative_to(out)
         if stat.S_ISREG(report.lstat().st_mode) and not target.exists():

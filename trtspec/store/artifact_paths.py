@@ -13,6 +13,7 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 CHECKPOINTS, ENGINES, PLUGINS = "checkpoints", "engines", "plugins"
 REPOSITORY, TOKENIZER, PROMPTS, REPORTS = "model_repository", "tokenizer", "prompts", "reports"
+ATTESTATIONS = "attestations"  # provenance, bill of materials and signatures
 
 
 def checkpoint(role: str) -> str:
@@ -30,11 +31,14 @@ def from_model(path: str) -> str:
     return f"../../{path}"
 
 
+_APART = {(REPORTS,), (ATTESTATIONS,)}  # directories whose files no manifest lists
 BYTE_CODE = "__pycache__"  # Python writes it next to models; it is never served
 
 
 def unlisted(root: Path, listed: Iterable[str]) -> list[str]:
-    """Return the files and links below `root` that are not in `listed`, sorted, without reports and byte code.
+    """Return the files and links below `root` that are not in `listed`, sorted.
+
+    Reports, attestations and byte code are left out.
 
     Links that replace a listed file or one of its parent directories are not returned; comparing digests finds them.
     """
@@ -46,8 +50,9 @@ def unlisted(root: Path, listed: Iterable[str]) -> list[str]:
 def _found_paths(root: Path) -> Iterator[str]:
     for directory, subdirectories, names in os.walk(root):
         relative = Path(directory).relative_to(root)
-        if relative.parts[:1] == (REPORTS,) or relative.name == BYTE_CODE:
+        if relative.parts[:1] in _APART or relative.name == BYTE_CODE:
             continue
         links = [name for name in subdirectories if os.path.islink(os.path.join(directory, name))]
-        in_the_way = [REPORTS] if relative == Path() and (root / REPORTS).is_file() else []  # a file that is never read
+        # files in place of these directories, which are never read
+        in_the_way = [name for (name,) in _APART if relative == Path() and (root / name).is_file()]
         yield from (str(relative / name) for name in names + links if name not in in_the_way)

@@ -41,8 +41,16 @@ def dump_checksummed(schema: str, body: dict[str, Any]) -> bytes:
 def load_checksummed(schema: str, path: Path) -> dict[str, Any] | None:
     """Return the body of a checksummed document, or None if it is missing, damaged or has another schema."""
     try:
-        document = json.loads(read_bounded(path, MAX_DOCUMENT_BYTES))
-    except (FileNotFoundError, NotADirectoryError, UnreadableFile, ValueError, RecursionError):
+        return parse_checksummed(schema, read_bounded(path, MAX_DOCUMENT_BYTES))
+    except (FileNotFoundError, NotADirectoryError, UnreadableFile):
+        return None
+
+
+def parse_checksummed(schema: str, data: bytes) -> dict[str, Any] | None:
+    """Return the body of a checksummed document, or None if it is damaged or has another schema."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(document, dict):
         return None

@@ -26,7 +26,7 @@ from trtspec.store.store import Store
 
 log = logging.getLogger(__name__)
 
-Status = Literal["hit", "built"]
+Status = Literal["hit", "fetched", "built"]
 WAKE_S = 0.5  # a signal delivered to another thread is handled when this thread wakes
 
 
@@ -34,7 +34,10 @@ class Observer(Protocol):
     """Interface for receiving the progress of a run, one call at a time."""
 
     def step_started(self, step: Step, total_bytes: int) -> None:
-        """Called when a step starts to run; `total_bytes` is 0 if its size is unknown."""
+        """Called when a step or the transfer of its output starts; `total_bytes` is 0 if its size is unknown.
+
+        A step may start several times: the transfer from a team store, the step itself, and the transfer to it.
+        """
 
     def step_advanced(self, step: Step, n: int) -> None:
         """Called when a running step has processed `n` more bytes."""
@@ -113,10 +116,9 @@ class _Run:
         planned_key, before = step.key, [self.results[each.key].entry for each in step.dependencies]
         inputs = Inputs({entry.key: entry.files_dir for entry in before}, devices)
         step = with_digests(step, self._found)
-        found = self._store.obtain(step, inputs, lambda: _Meter(step, self))
+        found = self._store.obtain(step, inputs, lambda total: _Meter(step, self, total))
         self._found |= inputs.found_digests
-        status: Status = "built" if found.built else "hit"
-        seconds = time.perf_counter() - started
+        status, seconds = found.status, time.perf_counter() - started
         log.info("%s: %s in %.2f s, %s", step.name, status, seconds, found.entry.directory)
         with self.observing() as observer:
             observer.step_finished(step, status, seconds)
@@ -156,11 +158,11 @@ class _Run:
 class _Meter(StepProgress):
     """Reports a step's start and progress to the observer; raises RunStopped in the step if the run has failed."""
 
-    def __init__(self, step: Step, run: _Run) -> None:
+    def __init__(self, step: Step, run: _Run, total_bytes: int) -> None:
         self._step = step
         self._run = run
         with run.observing() as observer:
-            observer.step_started(step, step.total_bytes)
+            observer.step_started(step, total_bytes)
 
     def advance(self, n_bytes: int) -> None:
         if self._run.failure:

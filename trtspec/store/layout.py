@@ -4,6 +4,7 @@
     root/entries/ab/<key>/            an entry (entry.py), complete or absent
     root/tmp/<key>.<pid>.<random>     being written or removed; garbage once the key's lock is free
     root/partial/<key>/               unfinished output of a resumable step; the next build of the key continues it
+    root/incoming/<key>/              files on arrival from a team store; the next fetch of the key continues them
     root/locks/<key>.lock             held while an entry is built, moved aside or removed
     root/uses/, root/holds/           which recipes and builds use which entries (records.py)
     root/stamps/<key>.json            hashed files by inode, size and times; a cache
@@ -63,6 +64,9 @@ class Layout:
 
     def partial(self, key: str) -> Path:
         return self.root / "partial" / key
+
+    def incoming(self, key: str) -> Path:
+        return self.root / "incoming" / key
 
     def stamps(self, key: str) -> Path:
         return self.root / "stamps" / f"{key}.json"

@@ -32,20 +32,29 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepStatus:
-    """The status of a step: "hit" if its output is in the store, else "miss" with the reason in `why`."""
+    """The status of a step: "hit" if its output is in the store, "remote" if the remote store has it, else "miss".
+
+    `why` is the reason of a miss.
+    """
 
     step: Step
     name: str
     key: str
-    status: Literal["hit", "miss"]
+    status: Literal["hit", "remote", "miss"]
     why: str
 
 
 def plan_status(plan: StepPlan, store: Store) -> list[StepStatus]:
     """Return the status of each step of a plan, in plan order, without changing the store."""
     found: dict[str, StepStatus] = {}
+    lookups = {step.key: store.peek(step.key) for step in plan.steps}
+    missing = [step.key for step in plan.steps if step.is_shared and not lookups[step.key].entry]
+    remote = store.remote.find(missing) if store.remote and missing else frozenset()
     for step in plan.steps:
-        lookup = store.peek(step.key)
+        lookup = lookups[step.key]
+        if step.key in remote:
+            found[step.key] = StepStatus(step, step.name, step.key, "remote", "in the team store")
+            continue
         misses = [each.name for each in step.dependencies if found[each.key].status == "miss"]
         why = f"input {misses[0]} will be rebuilt" if lookup.why == "never built" and misses else lookup.why
         found[step.key] = StepStatus(step, step.name, step.key, lookup.status, why)
@@ -80,7 +89,7 @@ class DiskNeed:
 
 def plan_disk(status: Sequence[StepStatus], store: Store, out: Path) -> list[DiskNeed]:
     """Return the space needed in the store by missing steps, and at `out` if it cannot hard-link to the store."""
-    missing = sum(_missing_bytes(each, store) for each in status if each.status == "miss")
+    missing = sum(_missing_bytes(each, store) for each in status if each.status != "hit")
     needs = [disk_need("store", store.root, missing)]
     if _device(out) != _device(store.root):
         needs.append(disk_need("artifact", out, sum(_full_bytes(each, store) for each in status)))
@@ -103,6 +112,8 @@ def lacking_disk(needs: Sequence[DiskNeed]) -> list[str]:
 
 
 def _missing_bytes(status: StepStatus, store: Store) -> int:
+    if status.status == "remote":
+        return status.step.output_bytes
     return max(0, status.step.disk_bytes(_nearest(store.root)) - store.resumable_bytes(status.key))
 
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from typing import Protocol, TypeVar
 
 from trtspec.store.entry import StoreEntry
 from trtspec.store.store import Store
@@ -19,6 +20,30 @@ class EntryUsage:
     recipes: tuple[str, ...]
     last_used: datetime
     is_held: bool
+
+    @property
+    def key(self) -> str:
+        return self.entry.key
+
+    @property
+    def total_bytes(self) -> int:
+        return self.entry.total_bytes
+
+
+class Usage(Protocol):
+    """What the selection needs of an entry here or in a team store."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def last_used(self) -> datetime: ...
+    @property
+    def is_held(self) -> bool: ...
+
+
+U = TypeVar("U", bound=Usage)
 
 
 @dataclass(frozen=True)
@@ -50,15 +75,20 @@ def _entry_usage(store: Store, entry: StoreEntry, is_held: bool) -> EntryUsage:
     return EntryUsage(entry, tuple(sorted(noted)), max([*times, datetime.fromisoformat(entry.created)]), is_held)
 
 
-def select_prunable(uses: Sequence[EntryUsage], limits: PruneLimits, now: datetime) -> list[EntryUsage]:
-    """Return the entries beyond the limits, least recently used first; held entries count but are not returned."""
-    size, found = sum(each.entry.total_bytes for each in uses), []
+def select_prunable(
+    uses: Sequence[U], limits: PruneLimits, now: datetime, keep: Collection[str] = frozenset()
+) -> list[U]:
+    """Return the entries beyond the limits, least recently used first.
+
+    Entries that a build holds, or whose keys are in `keep`, count but are not returned.
+    """
+    size, found = sum(each.total_bytes for each in uses), []
     for each in sorted(uses, key=lambda each: each.last_used):
         is_old = limits.older_than_s is not None and (now - each.last_used).total_seconds() > limits.older_than_s
         is_too_much = limits.max_bytes is not None and size > limits.max_bytes
-        if (is_old or is_too_much) and not each.is_held:
+        if (is_old or is_too_much) and not each.is_held and each.key not in keep:
             found.append(each)
-            size -= each.entry.total_bytes
+            size -= each.total_bytes
     return found
 
 

@@ -107,6 +107,11 @@ class Step(ABC):
         return self.output_bytes
 
     @property
+    def is_shared(self) -> bool:
+        """Whether a team store gets the output; not if every machine can write it as fast as it can fetch it."""
+        return True
+
+    @property
     def num_devices(self) -> int:
         """Number of devices that `run` uses; a step with devices may run concurrently with others."""
         return 0

@@ -3,7 +3,8 @@
 
 A step writes to a workspace; its output is sealed and moved into place with one rename. This module handles locking:
 which operations need a key's lock, and the repeated lookup after acquiring it. Entries are used only after their files
-were verified (entry.py). layout.py defines the paths.
+were verified (entry.py). layout.py defines the paths. With a remote store (remote.py), a missing output is fetched from
+there before the step is run, and an output that the remote lacks is sent to it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from trtspec.core.errors import SourceChanged, StepError
 from trtspec.core.files import failpoint, fsync_path
@@ -39,6 +41,7 @@ from trtspec.store.entry import (
 from trtspec.store.files import shape_key, with_digests
 from trtspec.store.layout import Layout, collect, listdir, remove_entry
 from trtspec.store.records import Leases, StepRates
+from trtspec.store.remote import Remote, Start
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
 log = logging.getLogger(__name__)
@@ -46,21 +49,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Obtained:
-    """A step with the final key and its verified entry; `built` is true if the step was run to obtain it."""
+    """A step with the final key, its verified entry, and whether it was a hit, fetched from the remote, or built."""
 
     step: Step
     entry: StoreEntry
-    built: bool
+    status: Literal["hit", "fetched", "built"]
+
+    @property
+    def built(self) -> bool:
+        """Whether the step was run."""
+        return self.status == "built"
 
 
 class Store:
     """Entries by step key below one directory, which any number of processes may share.
 
-    `digests` caches the digests of files outside the store, in a file next to its root.
+    `remote` is the store from which `obtain` fetches, and to which it sends. `digests` caches the digests of files
+    outside the store, in a file next to its root.
     """
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time, remote: Remote | None = None) -> None:
         self.root = root
+        self.remote = remote
         self.uses = Leases(root, clock)
         self.rates = StepRates(root / "rates.json")
         self._layout = Layout(root)
@@ -85,30 +95,49 @@ class Store:
                 return self._get_locked(key)
 
     def obtain(
-        self, step: Step, inputs: Inputs | None = None, start: Callable[[], StepProgress] = StepProgress
+        self, step: Step, inputs: Inputs | None = None, start: Start = lambda total_bytes: StepProgress()
     ) -> Obtained:
-        """Return a step's output, running the step if it is missing; `start` returns the receiver of its progress.
+        """Return a step's output, fetching it or running the step if it is missing.
 
-        A step with unread files runs under its provisional key. Its entry has the key with the digests that it found.
+        `start` is called with the bytes of each transfer or run, and returns the receiver of its progress. The remote
+        store has the output afterwards, unless it failed. A step with unread files runs under its provisional key; its
+        entry has the key with the digests that it found.
         """
         lookup = self.get(step.key)
         if lookup.entry:
-            return Obtained(step, lookup.entry, built=False)
-        log.info("%s: %s; building it as %s", step.name, lookup.why, step.key)
-        return self._build(step, inputs or Inputs({}), start())
+            obtained = Obtained(step, lookup.entry, "hit")
+        else:
+            log.info("%s: %s; obtaining it as %s", step.name, lookup.why, step.key)
+            obtained = self._fetch_or_build(step, inputs or Inputs({}), start, start(step.total_bytes))
+        if self.remote and step.is_shared and obtained.status != "fetched":
+            self.remote.offer(obtained.step, obtained.entry, start)
+        return obtained
 
     def has_shapes(self, steps: Iterable[Step]) -> bool:
         """Return whether an entry may be the output of one of `steps`, although the steps have unread files."""
         return not {entry.shape for entry in self.entries()}.isdisjoint(map(shape_key, steps))
 
-    def _build(self, step: Step, inputs: Inputs, progress: StepProgress) -> Obtained:
-        """Run a step and publish its output, unless another process has done so in the meantime."""
+    def fetch(self, step: Step, start: Start = lambda total_bytes: StepProgress()) -> StoreEntry | None:
+        """Return a step's output from this store or the remote one, or None; the step is not run."""
+        entry = self.get(step.key).entry
+        if entry or not self.remote or not step.is_shared:
+            return entry
+        self._layout.make()
+        with self._layout.explain_os_errors(f"fetching {step.name}"), self._layout.lock(step.key):
+            return self._get_locked(step.key).entry or self._receive(self.remote, step, start)
+
+    def _fetch_or_build(self, step: Step, inputs: Inputs, start: Start, progress: StepProgress) -> Obtained:
+        """Publish the output of a step, unless another process has done so in the meantime."""
         self._layout.make()
         with self._layout.explain_os_errors(f"building {step.name}; nothing was published"):
             collect(self._layout, "tmp")
             with self._layout.lock(step.key):
                 if entry := self._get_locked(step.key).entry:
-                    return Obtained(step, entry, built=False)
+                    return Obtained(step, entry, "hit")
+                if self.remote and step.is_shared:
+                    if entry := self._receive(self.remote, step, start):
+                        return Obtained(step, entry, "fetched")
+                    progress = start(step.total_bytes)
                 started, is_resumed = time.perf_counter(), bool(self.resumable_bytes(step.key))
                 with self._workspace(step) as workspace:
                     output = _write_output(workspace / "files", step, inputs, progress)
@@ -119,7 +148,20 @@ class Store:
             self.digests.learn(inputs.found_digests)
         if not is_resumed:
             self.rates.note(step, seconds)
-        return Obtained(final, entry, built=True)
+        return Obtained(final, entry, "built")
+
+    def _receive(self, remote: Remote, step: Step, start: Start) -> StoreEntry | None:
+        """Fetch and publish a step's output, or return None; the caller holds the step's lock."""
+        workspace = self._layout.incoming(step.key)
+        received = remote.receive(step, workspace / "files", start)
+        if received is None:
+            shutil.rmtree(workspace, ignore_errors=True)
+            return None
+        failpoint("store.received")
+        output = seal_files(workspace / "files", {record.path: record.segments for record in received.files})
+        entry = self._publish(step, workspace, output, received.seconds)
+        shutil.rmtree(self._layout.partial(step.key), ignore_errors=True)
+        return entry
 
     @contextmanager
     def _workspace(self, step: Step) -> Iterator[Path]:
@@ -242,7 +284,7 @@ class Store:
     def gc(self, keep: set[str]) -> list[str]:
         """Remove entries neither in `keep` nor held, and leftovers of killed builds; return the removed keys."""
         with self._layout.explain_os_errors("cleaning the store"):
-            collect(self._layout, "tmp", "partial")
+            collect(self._layout, "tmp", "partial", "incoming")
             return [key for key in self._layout.entry_keys() if key not in keep and self.remove(key)]
 
     def _get_locked(self, key: str) -> Lookup:

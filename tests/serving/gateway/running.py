@@ -20,10 +20,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.serving.triton.answering import Models
 from trtspec.core.http_hosts import host_rules
-from trtspec.serving.gateway.__main__ import _listen
+from trtspec.serving.gateway.__main__ import server_config
 from trtspec.serving.gateway.app import make_app
 from trtspec.serving.gateway.command import base_url
 from trtspec.serving.gateway.config import GatewayConfig
+from trtspec.serving.gateway.process_pool import listen
 
 TEMPLATE = """
 {%- if tools %}tools: {{ tools | tojson }}
@@ -63,12 +64,10 @@ class RunningGateway:
 @contextmanager
 def serve_gateway(config: GatewayConfig, keys: list[str] | None = None) -> Iterator[RunningGateway]:
     """Serve a gateway in a thread."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            make_app(config, keys or [], host_rules("127.0.0.1")), log_config=None, timeout_graceful_shutdown=1
-        )
-    )
-    listener = _listen(config.host, config.port)
+    settings = server_config(make_app(config, keys or [], host_rules("127.0.0.1")), config)
+    settings.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(settings)
+    (listener,) = listen(config.host, config.port)
     config = replace(config, port=listener.getsockname()[1])
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

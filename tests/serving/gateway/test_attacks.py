@@ -22,9 +22,9 @@ import requests
 from tests.serving.gateway.running import fake_triton, wait_until
 from tests.serving.gateway.test_failing import says
 from tests.serving.triton.artifact import make_tokenizer
-from trtspec.serving.gateway.__main__ import _listen
 from trtspec.serving.gateway.command import gateway_command, write_config
 from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
+from trtspec.serving.gateway.process_pool import listen
 
 MB = 1 << 20
 CLOSING = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -69,7 +69,7 @@ class Gateway:
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     root = tmp_path_factory.mktemp("gateway")
     tokenizer = make_tokenizer(root / "tokenizer")
-    with fake_triton() as fake, _listen("127.0.0.1", 0) as free:
+    with fake_triton() as fake, listen("127.0.0.1", 0)[0] as free:
         fake.serve = says("ab")
         port = free.getsockname()[1]
         free.close()

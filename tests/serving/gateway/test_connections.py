@@ -16,9 +16,10 @@ import pytest
 import uvicorn
 
 from tests.serving.gateway.running import wait_until
-from trtspec.serving.gateway.__main__ import _listen, server_config
+from trtspec.serving.gateway.__main__ import server_config
 from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.connections import ConnectionLimits, LimitedConnection, max_connections
+from trtspec.serving.gateway.process_pool import listen
 
 HEAD_S = 0.4
 WAIT_S = 20.0  # longer than any test, shorter than uvicorn's keep-alive timeout
@@ -37,7 +38,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @contextmanager
 def served(config: uvicorn.Config) -> Iterator[Callable[[], socket.socket]]:
     """Run a server in a thread and yield a function that connects to it; the connections are closed at the end."""
-    server, listener = uvicorn.Server(config), _listen("127.0.0.1", 0)
+    server, listener = uvicorn.Server(config), listen("127.0.0.1", 0)[0]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     address, clients = listener.getsockname(), []
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.report.monitoring.prometheus import promtool
 from trtspec.serving.gateway.config import MirrorStats
-from trtspec.serving.gateway.metrics import FAMILIES, GatewayMetrics
+from trtspec.serving.gateway.metrics import FAMILIES, GatewayMetrics, render_metrics
 
 SHADOWED = MirrorStats(sent=7, failed=2, compared=4, different=1, dropped=3)
 SAMPLE = re.compile(r'(\w+)(?:\{(?:\w+="[^"]*",?)*\})? -?[\d.e+-]+')
@@ -27,7 +28,8 @@ def exposition() -> str:
     mirror = SimpleNamespace(mirror_stats=SHADOWED)
     first = SimpleNamespace(route=SimpleNamespace(revision=1, share=90), ended={"ok": 5, "failed": 1}, shadow=None)
     second = SimpleNamespace(route=SimpleNamespace(revision=2, share=10), ended={}, shadow=mirror)
-    return metrics.render(2, [first, second])
+    versions: Any = [first, second]
+    return render_metrics(2, versions, [metrics.samples(versions)])
 
 
 def test_mirror_counters_exist_only_for_the_mirrored_revision(exposition: str) -> None:

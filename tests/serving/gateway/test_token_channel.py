@@ -4,103 +4,23 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 from urllib.request import urlopen
 
-import grpc
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.serving.gateway.running import RunningGateway, wait_until
+from tests.serving.gateway.scripted import TIMEOUT_S, final, int32, message, scripted
 from tests.serving.triton.serving import Served
 from trtspec.serving.gateway.errors import ApiError
 from trtspec.serving.gateway.parameters import read_parameters
+from trtspec.serving.gateway.token_channel import PushFn
 from trtspec.serving.gateway.triton import TritonClient, ints, token_request
-from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER, TOKEN_CHANNELS
-from trtspec.serving.triton.python_models.grpc_client import IS_LAST
 from trtspec.serving.triton.python_models.responses import SHUTTING_DOWN
 
-TIMEOUT_S = 30.0
 Responses = list[tuple[dict[str, bytes], bool]]
-
-
-def int32(*values: int) -> bytes:
-    return struct.pack(f"={len(values)}i", *values)
-
-
-def message(*, last: bool = False, error: str = "", **outputs: bytes) -> Any:
-    answer = service_pb2.ModelStreamInferResponse(error_message=error)
-    for name, raw in outputs.items():
-        answer.infer_response.outputs.add(name=name)
-        answer.infer_response.raw_output_contents.append(raw)
-    answer.infer_response.parameters[IS_LAST].bool_param = last
-    return answer
-
-
-def final(*ids: int, total: int) -> Any:
-    """Return the last response of a text with `total` tokens, of which it has the last ones itself."""
-    length = int32(len(ids))
-    return message(last=True, output_ids=int32(*ids or (0,)), sequence_length=length, num_output_tokens=int32(total))
-
-
-class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """A server with one channel; `text` makes the responses of each other request."""
-
-    def __init__(self) -> None:
-        self.channels = "true"
-        self.refusal = ""
-        self.opened = 0
-        self.plain: list[bool] = []  # for each text, whether it named no channel
-        self.on_channel: SimpleQueue[Any] = SimpleQueue()  # messages of the channel, None for its end
-        self.text: Callable[[int], Iterator[Any]] = lambda _: iter(())
-
-    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802  its name
-        response = service_pb2.ModelConfigResponse()
-        response.config.name = request.name
-        for name in ("input_ids", "input_lengths", "request_output_len"):
-            response.config.input.add(name=name)
-        for name in ("output_ids", "sequence_length", "num_output_tokens"):
-            response.config.output.add(name=name, dims=[1])
-        response.config.model_transaction_policy.decoupled = True
-        response.config.parameters[TOKEN_CHANNELS].string_value = self.channels
-        return response
-
-    def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
-        (request,) = request_iterator
-        if CHANNEL_PARAMETER in request.parameters and STREAM_PARAMETER not in request.parameters:
-            self.opened += 1
-            if self.refusal:
-                yield message(last=True, error=self.refusal)
-                return
-            while context.is_active():
-                if (each := self.on_channel.get(timeout=TIMEOUT_S)) is None:
-                    return
-                yield each
-            return
-        self.plain.append(STREAM_PARAMETER not in request.parameters)
-        yield from self.text(request.parameters[STREAM_PARAMETER].int64_param)
-
-    def deliver(self, stream: int, *ids: int) -> None:
-        self.on_channel.put(message(output_ids=int32(stream, len(ids), *ids)))
-
-
-@contextmanager
-def scripted() -> Iterator[tuple[Scripted, str]]:
-    servicer, server = Scripted(), grpc.server(ThreadPoolExecutor(8))
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield servicer, f"127.0.0.1:{port}"
-    finally:
-        servicer.on_channel.put(None)
-        server.stop(0).wait(TIMEOUT_S)
 
 
 def run(address: str, use: Callable[[TritonClient], Awaitable[Any]]) -> Any:
@@ -116,11 +36,11 @@ def run(address: str, use: Callable[[TritonClient], Awaitable[Any]]) -> Any:
     return asyncio.run(main())
 
 
-async def read(client: TritonClient, tokens: int = 8) -> Responses:
-    """Return the responses to a streamed request."""
+async def read(client: TritonClient, tokens: int = 8, push: PushFn | None = None) -> Responses:
+    """Return the responses to a streamed request; `push` may take tokens before."""
     asked = read_parameters({"stream": True, "max_tokens": tokens, "temperature": 0}, chat=False)
     request = token_request(await client.model(), [1, 2, 3], asked, 0, -1, [], 0)
-    return [each async for each in client.generate(request)]
+    return [each async for each in client.generate(request, push)]
 
 
 def ids_of(responses: Responses) -> list[int]:
@@ -146,6 +66,53 @@ def test_tokens_behind_the_last_response_are_waited_for_and_keep_their_order() -
         assert ids_of(responses) == [1, 2, 3, 4, 5, 6]
         assert [last for _, last in responses][-1]
         assert (server.opened, server.plain) == (1, [False])
+
+
+def test_pushed_tokens_are_not_yielded_also_behind_the_last_response() -> None:
+    with scripted() as (server, address):
+
+        def text(stream: int) -> Iterator[Any]:
+            server.deliver(stream, 1, 2)
+            time.sleep(0.1)
+            yield final(6, total=6)
+            time.sleep(0.1)
+            server.deliver(stream, 3)
+            server.deliver(stream, 4, 5)
+
+        server.text = text
+        pushed: list[list[int]] = []
+
+        def push(ids: list[int]) -> bool:
+            pushed.append(ids)
+            return ids != [3]  # left to the reader
+
+        responses = run(address, lambda client: read(client, push=push))
+        assert pushed == [[1, 2], [3], [4, 5]]
+        assert ids_of(responses) == [3, 6]
+
+
+def test_tokens_keep_their_order_while_the_reader_is_busy() -> None:
+    with scripted() as (server, address):
+
+        def text(stream: int) -> Iterator[Any]:
+            for token in range(1, 5):
+                server.deliver(stream, token)
+                time.sleep(0.05)
+            yield final(total=4)
+
+        server.text = text
+        order: list[int] = []
+
+        async def use(client: TritonClient) -> None:
+            asked = read_parameters({"stream": True, "max_tokens": 4, "temperature": 0}, chat=False)
+            request = token_request(await client.model(), [1, 2, 3], asked, 0, -1, [], 0)
+            push: PushFn = lambda ids: ids != [1] and not order.extend(ids)  # type: ignore[func-returns-value]  # noqa: E731
+            async for outputs, last in client.generate(request, push):
+                await asyncio.sleep(0.12)  # writes to a slow client, while further tokens come
+                order.extend(ints(outputs["output_ids"]) * (not last))
+
+        run(address, use)
+        assert order == [1, 2, 3, 4]
 
 
 def test_text_whose_tokens_the_channel_lost_is_an_error() -> None:

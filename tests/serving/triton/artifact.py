@@ -58,7 +58,7 @@ def write_manifest(root: Path, name: str, *, openai: bool = False) -> None:
 
 
 def records(root: Path) -> tuple[FileRecord, ...]:
-    own = {"manifest.json", "reports"}
+    own = {"manifest.json", "reports", "attestations"}
     files = sorted(path for path in root.rglob("*") if path.is_file() and path.relative_to(root).parts[0] not in own)
     return tuple(
         FileRecord(path=path.relative_to(root).as_posix(), size=path.stat().st_size, segments=segments)

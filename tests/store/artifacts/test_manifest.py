@@ -35,9 +35,9 @@ def edit(artifact: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_rendered_manifest_matches_the_golden_document(make: Make) -> None:
     _, manifest = make({"one": "1"})
     document = json.loads(manifest.render())
-    assert document.pop("digest") == "22fa5e245e6f7499caac996bc32ad27b374ba6139786ebd7f4a0af67b0889648"
+    assert document.pop("digest") == "c5bbee46330746da104d50c5b73f610ebdad2469c0e09c4dbbad725d877b974f"
     assert document == {
-        "schema": "trtspec.manifest/3",
+        "schema": "trtspec.manifest/4",
         "recipe": resolved().as_dict(),
         "steps": [{"name": "convert", "key": "a" * 64}],
         "files": [
@@ -76,8 +76,8 @@ def test_missing_artifact_is_an_error(tmp_path: Path) -> None:
         ("{", r"manifest\.json: not valid JSON: Expecting property name .* line 1 column 2"),
         ("[" * 100_000, r"manifest\.json: not valid JSON: "),
         ("\udcff", r"manifest\.json: not valid JSON: 'utf-8' codec can't decode"),
-        ("[]", r"manifest\.json: its schema is null; this trtspec reads 'trtspec\.manifest/3'$"),
-        ('{"schema": "other/1"}', r"its schema is 'other/1'; this trtspec reads 'trtspec\.manifest/3'$"),
+        ("[]", r"manifest\.json: its schema is null; this trtspec reads 'trtspec\.manifest/4'$"),
+        ('{"schema": "other/1"}', r"its schema is 'other/1'; this trtspec reads 'trtspec\.manifest/4'$"),
         ('{"schema": "trtspec.manifest/9"}', r"its schema is 'trtspec\.manifest/9'.*\nhint: read it with the trtspec"),
         (
             '{"schema": "trtspec.manifest/1"}',
@@ -85,10 +85,10 @@ def test_missing_artifact_is_an_error(tmp_path: Path) -> None:
         ),
         (
             '{"schema": "trtspec.manifest/2"}',
-            r"its schema is 'trtspec\.manifest/2'; this trtspec reads 'trtspec\.manifest/3'\nhint: an earlier version "
+            r"its schema is 'trtspec\.manifest/2'; this trtspec reads 'trtspec\.manifest/4'\nhint: an earlier version "
             "of trtspec built it, with other digests of its files; build it again",
         ),
-        ('{"schema": "trtspec.manifest/3"}', r"the manifest was modified: its digest differs"),
+        ('{"schema": "trtspec.manifest/4"}', r"the manifest was modified: its digest differs"),
     ],
 )
 def test_manifest_with_invalid_json_or_schema_is_rejected(artifact: Path, text: str, said: str) -> None:

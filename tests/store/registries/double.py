@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 BLOB = re.compile(r"/v2/(?P<name>.+)/blobs/(?P<digest>sha256:[0-9a-f]{64})")
 UPLOAD = re.compile(r"/v2/(?P<name>.+)/blobs/uploads/(?P<id>[0-9]*)")
 MANIFEST = re.compile(r"/v2/(?P<name>.+)/manifests/(?P<reference>[^/]+)")
+REFERRERS = re.compile(r"/v2/(?P<name>.+)/referrers/(?P<digest>sha256:[0-9a-f]{64})")
 TAGS = re.compile(r"/v2/(?P<name>.+)/tags/list")
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 
@@ -64,6 +65,7 @@ class Registry:
     password: str = ""
     scheme: str = "Basic"
     token: str = "token-1"
+    lists_referrers: bool = False
     redirect: str = ""  # origin that blobs are redirected to
     received: int = 0
     sent: int = 0
@@ -108,7 +110,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.give_token()
         if not self.is_authorized():
             return None
-        for pattern, handle in ((UPLOAD, self.upload), (BLOB, self.blob), (MANIFEST, self.manifest), (TAGS, self.tags)):
+        for pattern, handle in (
+            *((UPLOAD, self.upload), (BLOB, self.blob), (MANIFEST, self.manifest)),
+            *((REFERRERS, self.referrers), (TAGS, self.tags)),
+        ):
             if match := pattern.fullmatch(path):
                 return handle(**match.groupdict())
         return self.reply(404)
@@ -210,17 +215,30 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "PUT":
             data = self.body()
             document = json.loads(data)
-            blobs = [document["config"], *document["layers"]]
+            blobs = [document["config"], *document["layers"]] if document["mediaType"] == MANIFEST_TYPE else []
             if any((name, each["digest"]) not in own.blobs for each in blobs):
                 return self.reply(404, body=b'{"errors":[{"code":"MANIFEST_BLOB_UNKNOWN","message":"unknown blob"}]}')
             digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
             own.manifests[name, reference] = own.manifests[name, digest] = data
-            return self.reply(201, {"Docker-Content-Digest": digest})
+            subject = {"OCI-Subject": document["subject"]["digest"]} if "subject" in document else {}
+            return self.reply(201, {"Docker-Content-Digest": digest, **(subject if own.lists_referrers else {})})
         if (name, reference) not in own.manifests:
             return self.reply(404)
         data = own.manifests[name, reference]
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         return self.reply(200, {"Content-Type": MANIFEST_TYPE, "Docker-Content-Digest": digest}, data)
+
+    def referrers(self, name: str, digest: str) -> None:
+        if not self.registry.lists_referrers:
+            return self.reply(404)
+        found = []
+        for (where, reference), data in self.registry.manifests.items():
+            document = json.loads(data)
+            if where == name and ":" in reference and document.get("subject", {}).get("digest") == digest:
+                entry = {key: document[key] for key in ("mediaType", "artifactType", "annotations")}
+                found.append({**entry, "digest": reference, "size": len(data)})
+        index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": found}
+        return self.reply(200, body=json.dumps(index).encode())
 
     def tags(self, name: str) -> None:
         found = sorted(tag for where, tag in self.registry.manifests if where == name and ":" not in tag)

@@ -46,30 +46,30 @@ def skopeo(*arguments: str) -> None:
 @contextmanager
 def running_docker_registry(root: Path) -> Iterator[str]:
     """Run docker-registry with its data below `root`; provide HOST:PORT."""
-    program, port = tool("docker-registry"), _free_port()
+    program, port = tool("docker-registry"), free_port()
     root.mkdir(parents=True, exist_ok=True)
     config = root / "config.yml"
     config.write_text(CONFIG.format(root=root / "data", port=port))
     with (root / "log").open("ab") as log:
         process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
-        _wait_until_listening(process, port, root / "log")
+        wait_until_listening(process, port, root / "log")
         yield f"127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait(30)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
 
 
-def _wait_until_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_until_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     for _ in range(200):
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         assert process.poll() is None, log.read_text()
         time.sleep(0.05)
-    raise AssertionError("docker-registry did not start within 10 s")
+    raise AssertionError("the server did not start within 10 s")

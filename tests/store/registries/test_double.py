@@ -17,7 +17,7 @@ from tests.store.registries.artifacts import DRAFT, SMALL, TARGET, contents, mak
 from tests.store.registries.conftest import QUICK
 from tests.store.registries.double import Fault, Registry, running_registry
 from trtspec.core.errors import DigestMismatch, TrtspecError
-from trtspec.store.registries import push as pushing
+from trtspec.store.registries import upload
 from trtspec.store.registries.http_client import RegistryError
 from trtspec.store.registries.listing import list_artifacts
 from trtspec.store.registries.locations import oci
@@ -227,7 +227,7 @@ def test_changed_file_is_not_pushed(registry: Registry, built: Path) -> None:
     for path in (TARGET, "tokenizer/tokenizer.json"):
         data = (built / path).read_bytes()
         (built / path).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        with pytest.raises(DigestMismatch, match="differs from the artifact's manifest; nothing was published"):
+        with pytest.raises(DigestMismatch, match="differs from its recorded digest; nothing was published"):
             push(registry, built)
         (built / path).write_bytes(data)
     assert registry.manifests == {}
@@ -422,5 +422,5 @@ def test_small_files_take_one_upload_request(registry: Registry, tmp_path: Path)
     root = write_artifact(tmp_path / "small", SMALL)
     push(registry, root)
     assert not registry.requests("PATCH")
-    assert pushing.SMALL_BYTES == 1 << 20
+    assert upload.SMALL_BYTES == 1 << 20
     assert DRAFT not in contents(root)

@@ -43,6 +43,11 @@ class RememberSource(Step):
     def name(self) -> str:
         return f"remember-{self.model}"
 
+    @property
+    def is_shared(self) -> bool:
+        """Plans trust these digests: each machine computes its own."""
+        return False
+
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         if self.source is None:
             raise ValueError("the source is missing")

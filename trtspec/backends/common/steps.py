@@ -35,6 +35,8 @@ TEXT_MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
 # Checkpoints of target and draft, relative to a model's directory in the repository.
 SERVED_PATHS = (from_model(checkpoint("target")), from_model(checkpoint("draft")))
 
+MAX_SHARED_COPY_BYTES = 256 << 20
+
 
 @dataclass(frozen=True)
 class CopyFiles(Step):
@@ -65,6 +67,11 @@ class CopyFiles(Step):
     @property
     def total_bytes(self) -> int:
         return self.output_bytes
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a team store gets the copy: not copies of weights, whose source each machine can have as fast."""
+        return self.output_bytes <= MAX_SHARED_COPY_BYTES
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
         """Copy the files in parallel; return the segment digests (see core/hashing.py) by file name."""

@@ -57,9 +57,10 @@ class TextStream:
 
     def add(self, ids: Sequence[int], *, last: bool) -> tuple[str, int]:
         """Return (complete text, its number of tokens) after adding `ids`; with `last`, return everything left."""
-        self._held += ids
-        until = len(self._held) if last else self._tokenizer.complete_len(self._held)
-        shown, self._held = self._held[:until], self._held[until:]
+        shown = [*self._held, *ids]
+        until = len(shown) if last else self._tokenizer.complete_len(shown)
+        if until < len(shown) or self._held:
+            shown, self._held = shown[:until], shown[until:]
         if not shown:
             return "", 0
         decode = self._pieces.decode if self._begun else self._tokenizer.decode

@@ -20,24 +20,37 @@ from trtspec.serving.gateway.admission import load_keys
 from trtspec.serving.gateway.app import make_app
 from trtspec.serving.gateway.config import GatewayConfig, load_config
 from trtspec.serving.gateway.connections import ConnectionLimits, LimitedConnection, max_connections
+from trtspec.serving.gateway.metrics import GAUGES
+from trtspec.serving.gateway.process_pool import ProcessPool, listen
+from trtspec.serving.gateway.router import remove_router_stats
+from trtspec.serving.gateway.shared_state import SharedState
 
-BACKLOG = 2048
 ERROR_LEAD_S = 1.0  # open streams receive their error this long before the drain ends, while the model still runs
-SEND_BUFFER_BYTES = 64 << 10  # small, to detect early that a client stops reading
 
 
-def serve(config: GatewayConfig) -> None:
-    """Run the gateway until SIGTERM or SIGINT.
+def serve(config: GatewayConfig) -> int:
+    """Run the gateway until SIGTERM or SIGINT and return the exit code.
 
     Raises TrtspecError if the tokenizer or the API keys cannot be read, or if the address is not available.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    app = make_app(config, load_keys(config.keys_file), host_rules(config.host, allowed_hosts()))
-    listener = _listen(config.host, config.port)
-    server = uvicorn.Server(server_config(app, config))
+    keys, rules = load_keys(config.keys_file), host_rules(config.host, allowed_hosts())
+    shared = SharedState(config.processes, max(1, len(keys)))
+
+    def serve_one(index: int, listener: socket.socket) -> None:
+        shared.index = index
+        server = uvicorn.Server(server_config(make_app(config, keys, rules, shared), config))
+        gc.freeze()  # collections then only look at what requests allocate, not at all modules
+        server.run(sockets=[listener])
+
+    if config.routes_file:
+        remove_router_stats(Path(config.routes_file))
+    listeners = listen(config.host, config.port, config.processes)
     print(f"listening at http://{config.host}:{config.port}", file=sys.stderr, flush=True)  # noqa: T201
-    gc.freeze()  # collections then only look at what requests allocate, not at all modules
-    server.run(sockets=[listener])
+    if config.processes > 1:
+        return ProcessPool(listeners, serve_one, lambda index: shared.retire(index, GAUGES)).run()
+    serve_one(0, listeners[0])
+    return 0
 
 
 def server_config(app: Any, config: GatewayConfig) -> uvicorn.Config:
@@ -55,29 +68,15 @@ def server_config(app: Any, config: GatewayConfig) -> uvicorn.Config:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise TrtspecError(f"cannot listen: {error.strerror}", where=f"{host}:{port}") from None
-    listener.listen(BACKLOG)
-    return listener
-
-
 def main() -> int:
     """Run the gateway until it is stopped; return the exit code."""
     parser = argparse.ArgumentParser("python -m trtspec.serving.gateway", description="OpenAI-compatible gateway")
     parser.add_argument("--config", type=Path, required=True, help="configuration file, as `trtspec deploy` writes it")
     try:
-        serve(load_config(parser.parse_args().config))
+        return serve(load_config(parser.parse_args().config))
     except TrtspecError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
-    return 0
 
 
 if __name__ == "__main__":

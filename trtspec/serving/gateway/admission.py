@@ -15,10 +15,11 @@ from pathlib import Path
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.gateway.config import GatewayLimits
 from trtspec.serving.gateway.errors import ApiError, overloaded
+from trtspec.serving.gateway.shared_state import SharedState
 
 VARIABLE = "TRTSPEC_OPENAI_KEYS"
 MINUTE = 60.0
-ANYBODY = b""
+ANYBODY = 0  # the holder of all requests without keys
 
 
 def load_keys(file: str, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -47,11 +48,21 @@ def _private_text(path: Path) -> str:
 class AdmissionControl:
     """Admits or rejects requests by API key, request rate and concurrency; `clock` returns seconds."""
 
-    def __init__(self, limits: GatewayLimits, keys: list[str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: GatewayLimits,
+        keys: list[str],
+        clock: Callable[[], float] = time.monotonic,
+        shared: SharedState | None = None,
+    ) -> None:
         self._limits, self._clock = limits, clock
         self._keys = [_digest(key) for key in keys]
-        self._spent: dict[bytes, tuple[float, float]] = {}  # token buckets: requests left, time of the update
-        self.texts = 0
+        self._shared = shared or SharedState(holders=max(1, len(keys)))
+
+    @property
+    def texts(self) -> int:
+        """Return the number of completions in progress."""
+        return self._shared.texts
 
     def check(self, authorization: str) -> None:
         """Raise ApiError if the API key is invalid or its rate limit is exceeded."""
@@ -62,38 +73,43 @@ class AdmissionControl:
     @contextmanager
     def reserve(self, texts: int) -> Iterator[None]:
         """Count `texts` completions as in progress; raises ApiError if they would exceed `max_texts`."""
-        if self.texts + texts > self._limits.max_texts:
-            raise overloaded(f"{self.texts} completions are in progress; the limit is {self._limits.max_texts}")
-        self.texts += texts
+        with self._shared.locked():
+            now = self.texts
+            if now + texts > self._limits.max_texts:
+                raise overloaded(f"{now} completions are in progress; the limit is {self._limits.max_texts}")
+            self._shared.add_texts(texts)
         try:
             yield
         finally:
-            self.texts -= texts
+            with self._shared.locked():
+                self._shared.add_texts(-texts)
 
     def is_busy(self) -> bool:
         """Return True if live requests use at least half of the capacity; mirror traffic then pauses."""
         return 2 * self.texts >= self._limits.max_texts
 
-    def _holder(self, authorization: str) -> bytes:
-        """Compare the request's API key with all keys in constant time; return its digest or raise ApiError."""
+    def _holder(self, authorization: str) -> int:
+        """Compare the request's API key with all keys in constant time; return its place or raise ApiError."""
         if not self._keys:
             return ANYBODY
         given = _digest(authorization.removeprefix("Bearer ").strip())
-        matches = [key for key in self._keys if hmac.compare_digest(key, given)]
+        matches = [place for place, key in enumerate(self._keys) if hmac.compare_digest(key, given)]
         if not matches:
             raise ApiError(401, "missing or invalid API key; send Authorization: Bearer KEY", code="invalid_api_key")
         return matches[0]
 
-    def _spend(self, holder: bytes) -> None:
+    def _spend(self, holder: int) -> None:
         """Take one request from a key's token bucket, which refills evenly over a minute; raises ApiError if empty."""
         most, now = float(self._limits.requests_per_minute), self._clock()
-        left, since = self._spent.get(holder, (most, now))
-        left = min(most, left + (now - since) * most / MINUTE)
-        if left < 1:
-            wait = math.ceil((1 - left) * MINUTE / most)
-            message = f"more than {most:.0f} requests per minute"
-            raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait)
-        self._spent[holder] = (left - 1, now)
+        with self._shared.locked():
+            spent, since = self._shared.bucket(holder)
+            spent = max(0.0, spent - (now - since) * most / MINUTE)
+            left = most - spent
+            if left < 1:
+                wait = math.ceil((1 - left) * MINUTE / most)
+                message = f"more than {most:.0f} requests per minute"
+                raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait)
+            self._shared.set_bucket(holder, spent + 1, now)
 
 
 def _digest(key: str) -> bytes:

@@ -25,10 +25,11 @@ from trtspec.serving.gateway.admission import AdmissionControl
 from trtspec.serving.gateway.config import GatewayConfig
 from trtspec.serving.gateway.errors import ApiError, internal_error, overloaded
 from trtspec.serving.gateway.http import TICK_S, HttpExchange, RequestBodies
-from trtspec.serving.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from trtspec.serving.gateway.metrics import CONTENT_TYPE, GatewayMetrics, render_metrics
 from trtspec.serving.gateway.parameters import describe, model_not_found
 from trtspec.serving.gateway.prompts import PromptReader
 from trtspec.serving.gateway.router import Router
+from trtspec.serving.gateway.shared_state import Samples, SharedState
 
 REJECTED = (401, 429, 503)
 HOST_CODES = {BAD_REQUEST: "invalid_host", FORBIDDEN: "foreign_origin", MISDIRECTED: "foreign_host"}
@@ -37,11 +38,11 @@ HOST_CODES = {BAD_REQUEST: "invalid_host", FORBIDDEN: "foreign_origin", MISDIREC
 class GatewayState:
     """State shared by all requests, stored in `app.state.gateway`; create it inside the running event loop."""
 
-    def __init__(self, config: GatewayConfig, keys: list[str], prompts: PromptReader) -> None:
-        self.config = config
-        self.gate = AdmissionControl(config.limits, keys)
+    def __init__(self, config: GatewayConfig, keys: list[str], prompts: PromptReader, shared: SharedState) -> None:
+        self.config, self.shared = config, shared
+        self.gate = AdmissionControl(config.limits, keys, shared=shared)
         self.metrics = GatewayMetrics()
-        self.versions = Router(config, prompts, self.gate)
+        self.versions = Router(config, prompts, self.gate, shared)
         self.open: set[HttpExchange] = set()
         self.bodies = RequestBodies(config.limits.max_body_bytes)
         self.created = int(time.time())
@@ -54,11 +55,22 @@ class GatewayState:
             for exchange in [*self.open]:
                 exchange.check(now)
             await self.versions.refresh()
+            self.publish()
+
+    def samples(self) -> Samples:
+        """Return this process's metrics."""
+        return self.metrics.samples(self.versions.all.values())
+
+    def publish(self) -> None:
+        """Make this process's metrics visible to the gateway's other processes, if there are any."""
+        if self.shared.processes > 1:
+            self.shared.publish(self.samples())
 
     async def serve(self, exchange: HttpExchange, endpoint: str, *, chat: bool) -> None:
         """Answer one completion request and record its status and latency in the metrics."""
         self.open.add(exchange)
         self.metrics.in_flight += 1
+        self.publish()
         try:
             await exchange.run(self._answer(exchange, chat=chat))
         finally:
@@ -70,6 +82,7 @@ class GatewayState:
                 self.metrics.first_token.observe(endpoint, exchange.first_token_at - exchange.began_at)
             if exchange.broken:
                 self.metrics.broken[exchange.broken] += 1
+            self.publish()
 
     async def _answer(self, exchange: HttpExchange, *, chat: bool) -> None:
         """Authenticate, parse and answer one request; raises ApiError if it is rejected."""
@@ -134,13 +147,13 @@ class HeadCheck:
         return ApiError(refusal.status, refusal.message, code=HOST_CODES[refusal.status]) if refusal else None
 
 
-def make_app(config: GatewayConfig, keys: list[str], rules: HostRules) -> Starlette:
-    """Return the ASGI application; raises TrtspecError if the tokenizer is unreadable."""
-    prompts = PromptReader(config)
+def make_app(config: GatewayConfig, keys: list[str], rules: HostRules, shared: SharedState | None = None) -> Starlette:
+    """Return the ASGI application of one gateway process; raises TrtspecError if the tokenizer is unreadable."""
+    prompts, shared = PromptReader(config), shared or SharedState(holders=max(1, len(keys)))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        state = app.state.gateway = GatewayState(config, keys, prompts)
+        state = app.state.gateway = GatewayState(config, keys, prompts, shared)
         await state.versions.refresh()
         watching = asyncio.ensure_future(state.watch())
         yield
@@ -184,7 +197,8 @@ async def _version(state: GatewayState, request: Request) -> Response:
 
 
 async def _metrics(state: GatewayState, request: Request) -> Response:
-    text = state.metrics.render(state.gate.texts, state.versions.all.values())
+    parts = [state.samples(), *(state.shared.others() if state.shared.processes > 1 else [])]
+    text = render_metrics(state.gate.texts, state.versions.all.values(), parts)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

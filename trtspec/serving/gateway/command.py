@@ -65,6 +65,7 @@ def gateway_config(
         fingerprint=f"{mark}-{file_sha256(artifact / MANIFEST)[:16]}",
         same_text=same_text(manifest),
         routes_file=routes_file,
+        processes=serving.openai_processes,
         tool_format="" if serving.tools.format == "auto" else serving.tools.format,
         limits=GatewayLimits(
             max_texts=recipe.engine.max_batch_size + serving.max_queue_size, **serving.limits.model_dump()

@@ -44,6 +44,8 @@ class ChoiceGeneration:
     # Returns the Triton request for the rest of an interrupted completion, or None if the prompt and the tokens so far
     # exceed the input limit.
     rest: Callable[[], Any] | None = None
+    events: DirectEvents | None = None
+    _ended: Delta | None = None  # the last delta, if `_push` made it
 
     async def deltas(self, index: int, triton: TritonClient, rescue: ResumeFn | None) -> IndexedDeltas:
         """Generate the completion and yield `(index, delta)` for each delta that is not empty.
@@ -53,10 +55,10 @@ class ChoiceGeneration:
         """
         for attempt in range(1 + MAX_RESUMES):
             try:
-                async with aclosing(triton.generate(self.request)) as responses:
+                async with aclosing(triton.generate(self.request, self._push)) as responses:
                     async for outputs, last in responses:
-                        delta = self.text.take(outputs, last=last)
-                        if delta.text or delta.finish_reason or delta.logprobs or delta.tool_calls:
+                        delta = self._ended or self.text.take(outputs, last=last)
+                        if not delta.is_empty:
                             yield index, delta
                         if delta.finish_reason:
                             return
@@ -69,6 +71,38 @@ class ChoiceGeneration:
                     raise
                 triton, self.request = other, rest
                 self.text.resume()
+
+    def _push(self, ids: list[int]) -> bool:
+        """Write the event of new tokens; return False to leave them, or the delta that ends the text, to `deltas`."""
+        if self.events is None or not self.events.is_ready:
+            return False
+        assert isinstance(self.text, TokenGeneration)  # models with text tensors have no token channels
+        delta = self.text.take_ids(ids)
+        if isinstance(delta, Delta) and delta.finish_reason:
+            self._ended = delta
+            return False
+        self.events.write(delta)
+        return True
+
+
+class DirectEvents:
+    """Writes the events of a streamed response with one completion as its tokens arrive, without waking a task."""
+
+    def __init__(self, exchange: HttpExchange, form: CompletionFormat) -> None:
+        self._exchange, self._form = exchange, form
+        self._render = form.text_chunk(0)
+
+    @property
+    def is_ready(self) -> bool:
+        return self._exchange.takes_events
+
+    def write(self, delta: Delta | str) -> None:
+        """Write the event of a delta unless it is empty."""
+        if isinstance(delta, str):
+            if delta:
+                self._exchange.write_now(self._render(delta))
+        elif not delta.is_empty:
+            self._exchange.write_now(self._form.chunk(0, delta, first=False))
 
 
 @dataclass
@@ -132,17 +166,23 @@ class Completions:
             draft_len=self._config.draft_len,
             fingerprint=self._config.fingerprint,
         )
-        async with aclosing(await self._begin(job, rescue)) as deltas:
+        events = DirectEvents(exchange, form) if job.asked["stream"] else None
+        async with aclosing(await self._begin(job, rescue, events)) as deltas:
             await (self._stream if job.asked["stream"] else self._respond_complete)(exchange, form, job, deltas)
 
     async def generate_silent(self, job: CompletionJob) -> None:
         """Generate the completions of a job and discard them; raises ApiError if the model fails."""
-        async with aclosing(await self._begin(job, None)) as deltas:
+        async with aclosing(await self._begin(job)) as deltas:
             async for _ in deltas:
                 pass
 
-    async def _begin(self, job: CompletionJob, rescue: ResumeFn | None) -> IndexedDeltas:
-        """Build one Triton request per completion and return the merged stream of `(index, delta)`."""
+    async def _begin(
+        self, job: CompletionJob, rescue: ResumeFn | None = None, events: DirectEvents | None = None
+    ) -> IndexedDeltas:
+        """Build one Triton request per completion and return the merged stream of `(index, delta)`.
+
+        With `events`, deltas of a single completion after the first may be written instead.
+        """
         model, asked = await self._triton.model(), job.asked
         param = "messages" if job.chat else "prompt"
         makings = [
@@ -152,6 +192,8 @@ class Completions:
             for choice in range(asked["n"])
         ]
         job.grown = [making.text for making in makings]
+        if events is not None and len(makings) == 1:
+            makings[0].events = events
         sources = [making.deltas(index, self._triton, rescue) for index, making in enumerate(makings)]
         return sources[0] if len(sources) == 1 else merge_deltas(sources)
 

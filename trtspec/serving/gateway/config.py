@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import read_bounded, replace_file
@@ -63,6 +63,7 @@ class GatewayConfig:
         fingerprint: `system_fingerprint` of responses.
         same_text: key that is equal for revisions with identical greedy output; empty if unknown.
         routes_file: file with the routing table (`Routes`); empty for a single revision.
+        processes: number of gateway processes behind the address.
         tool_format: format of the model's tool calls (`tool_calls.FORMATS`); empty: recognized by the chat template.
     """
 
@@ -83,6 +84,7 @@ class GatewayConfig:
     same_text: str = ""
     routes_file: str = ""
     tool_format: str = ""
+    processes: int = 1
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 
 
@@ -124,6 +126,7 @@ def _fits(given: Any, default: Any) -> bool:
 
 
 MAX_BYTES = 4 << 20
+T = TypeVar("T", "BackendStats", "MirrorStats")
 
 
 @dataclass(frozen=True)
@@ -236,8 +239,44 @@ def write_router_stats(path: Path, sight: RouterStats) -> None:
     replace_file(path, json.dumps(asdict(sight)).encode(), durable=False)
 
 
+def router_stats_files(path: Path) -> list[Path]:
+    """Return the existing statistics files: `path` of the first gateway process, and one of each other process."""
+    others = (each for each in path.parent.glob(f"{path.name}.*") if each.suffix[1:].isdigit())
+    return [path, *others] if path.exists() else []
+
+
 def read_router_stats(path: Path) -> RouterStats:
-    """Read the statistics file; return empty statistics if it is missing or invalid."""
+    """Return the sums of all processes' statistics, or empty ones if none can be read.
+
+    The generation is the lowest of all processes, which all of them have loaded.
+    """
+    parts = [_read_process_stats(each) for each in router_stats_files(path)]
+    generation = min((each.generation for each in parts), default=0)
+    return _sum_stats(generation, [each for each in parts if each.generation == generation])
+
+
+def _sum_stats(generation: int, parts: Sequence[RouterStats]) -> RouterStats:
+    if len(parts) == 1:
+        return parts[0]
+    revisions: dict[int, BackendStats] = {}
+    shadow = MirrorStats()
+    for part in parts:
+        shadow = _add(shadow, part.shadow)
+        for revision, seen in part.revisions.items():
+            revisions[revision] = _add(revisions.get(revision, BackendStats()), seen)
+    return RouterStats(generation, revisions, shadow)
+
+
+def _add(one: T, other: T) -> T:
+    """Add the fields of two statistics; of two messages, one is kept."""
+    sums: dict[str, Any] = {}
+    for name in (each.name for each in fields(one)):
+        first, second = getattr(one, name), getattr(other, name)
+        sums[name] = second or first if isinstance(first, str) else first + second
+    return type(one)(**sums)
+
+
+def _read_process_stats(path: Path) -> RouterStats:
     try:
         document = _read(path)
         seen = {int(revision): BackendStats(**_tuples(each)) for revision, each in document["revisions"].items()}

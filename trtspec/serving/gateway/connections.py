@@ -12,7 +12,7 @@ import logging
 import resource
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 LOG = logging.getLogger(__name__)
 HEAD_S = 10.0
@@ -53,6 +53,27 @@ class ConnectionLimits:
         if now - self._warned_at >= WARN_EVERY_S:
             self._warned_at = now
             LOG.warning("more than %d connections are open; closing new ones", self.most)
+
+
+CHUNKS = "trtspec.chunks"  # the extension in an ASGI scope that has a `ChunkWriter`
+
+
+class ChunkWriter:
+    """Writes chunks of a response's body without waiting, in addition to ASGI's `send`, which may wait."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_ready(self) -> bool:
+        """Return True if the response is a stream that has begun and whose client reads it."""
+        cycle = self._cycle
+        is_over = cycle.response_complete or cycle.disconnected
+        return bool(cycle.chunked_encoding) and not (is_over or cycle.flow.write_paused)
+
+    def write(self, body: bytes) -> None:
+        """Write a chunk that is not empty; `is_ready` must be True."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -120,6 +141,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._in_head, self._progressed = False, True
         self._forget_head()
         super().on_headers_complete()
+        if self.cycle is not None:  # None for an upgrade that uvicorn handles
+            self.scope["extensions"] = {CHUNKS: {"writer": ChunkWriter(self.cycle)}}
 
     def on_body(self, body: bytes) -> None:
         self._progressed = True

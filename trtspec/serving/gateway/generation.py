@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise, zip_longest
@@ -37,6 +38,10 @@ class Delta:
     finish_reason: str | None = None
     logprobs: Sequence[TokenLogprob] | None = None
     tool_calls: Sequence[tuple[int, ToolCall]] = ()  # each with its number in the completion
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.text or self.finish_reason or self.logprobs or self.tool_calls)
 
 
 class StopCutter:
@@ -148,6 +153,17 @@ class TokenGeneration(GenerationState):
         self._ends = frozenset() if asked["ignore_eos"] else frozenset(tokenizer.end_ids)
         self._wants_logprobs = asked.top_logprobs is not None
         self.ids: list[int] = []  # generated so far, without end ids
+        self._is_plain = not (self._markers or asked.stop or calls or self._wants_logprobs)
+
+    def take_ids(self, ids: Sequence[int]) -> str | Delta:
+        """Process new tokens of a response that is not the last one; return the delta, or its text if it is all."""
+        if not (self._is_plain and self._ends.isdisjoint(ids)):
+            return self.take({"output_ids": array("i", ids).tobytes()}, last=False)
+        self.completion_tokens += len(ids)
+        self.ids += ids
+        text = self._stream.add(ids, last=False)[0]
+        self._digest.update(text.encode(errors="surrogatepass"))
+        return text
 
     def take(self, outputs: Mapping[str, bytes], *, last: bool) -> Delta:
         ids = ints(outputs.get("output_ids"))
@@ -224,6 +240,7 @@ def speculation_metrics(text: GenerationState, draft_len: int) -> dict[str, Any]
     return found
 
 
+_escaped = json.encoder.encode_basestring_ascii  # `json.dumps` of a string, three times as fast
 DONE = b"data: [DONE]\n\n"
 
 
@@ -244,6 +261,12 @@ class CompletionFormat:
     def chunk(self, index: int, delta: Delta, *, first: bool) -> bytes:
         choice = self._choice(index, delta, first)
         return f'{self._event}"choices": [{choice}]{self._end}'.encode()
+
+    def text_chunk(self, index: int) -> Callable[[str], bytes]:
+        """Return the function that renders the event of a text, as `chunk` does for one that is not the first."""
+        mark = "\0"
+        head, tail = self.chunk(index, Delta(mark), first=False).split(_escaped(mark).encode())
+        return lambda text: b"%b%b%b" % (head, _escaped(text).encode(), tail)
 
     def usage_chunk(self, texts: Sequence[GenerationState]) -> bytes:
         """Return the event that has the token usage and an empty list of choices."""

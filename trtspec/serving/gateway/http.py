@@ -22,6 +22,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from trtspec.serving.gateway.config import GatewayLimits
+from trtspec.serving.gateway.connections import CHUNKS, ChunkWriter
 from trtspec.serving.gateway.errors import (
     SHUTTING_DOWN,
     ApiError,
@@ -124,6 +125,7 @@ class HttpExchange:
         self.began_at = self._since = time.monotonic()
         self.first_token_at: float | None = None
         self._receive, self._send, self._limits, self._bodies = receive, send, limits, bodies
+        self._chunks: ChunkWriter | None = scope.get("extensions", {}).get(CHUNKS, {}).get("writer")
         self._writes = self._streams = False
         self._body_read = asyncio.Event()
         self._work: asyncio.Future[None] | None = None
@@ -180,6 +182,18 @@ class HttpExchange:
         self._since, self._writes = time.monotonic(), True
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
         self._writes = False
+
+    @property
+    def takes_events(self) -> bool:
+        """Return True if `write_now` can write an event: the stream has begun, and its client reads it."""
+        is_free = self._streams and not self._writes and self.error is None
+        return is_free and self._chunks is not None and self._chunks.is_ready
+
+    def write_now(self, event: bytes) -> None:
+        """Write an event of the stream without waiting, while `takes_events` is True."""
+        assert self._chunks is not None
+        self._since = time.monotonic()
+        self._chunks.write(event)
 
     async def end_stream(self, event: bytes = DONE) -> None:
         """Send the last event; a stream that a shutdown interrupts ends with an empty event instead of `[DONE]`."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
+
+from trtspec.serving.gateway.shared_state import Samples, sum_samples
 
 if TYPE_CHECKING:
     from trtspec.serving.gateway.router import RevisionBackend
@@ -74,6 +76,9 @@ FAMILIES = (
 )
 
 
+GAUGES = frozenset(each.name for each in FAMILIES if each.kind == "gauge")
+
+
 class Histogram:
     """Latency histograms in seconds, one per endpoint."""
 
@@ -86,15 +91,16 @@ class Histogram:
         counts[bisect_left(BUCKETS_S, seconds)] += 1
         self._sums[endpoint] += seconds  # type: ignore[assignment]
 
-    def samples(self) -> list[str]:
-        """Return the samples in the text format without the metric's name."""
-        found = []
+    def samples(self) -> dict[str, float]:
+        """Return the values by the part of their line between the metric's name and the value."""
+        found: dict[str, float] = {}
         for endpoint, counts in self._counts.items():
             label = f'endpoint="{endpoint}"'
             totals = list(accumulate(counts))
             for bound, total in zip([*map(str, BUCKETS_S), "+Inf"], totals, strict=True):
-                found.append(f'_bucket{{{label},le="{bound}"}} {total}')
-            found += [f"_sum{{{label}}} {self._sums[endpoint]:.6f}", f"_count{{{label}}} {totals[-1]}"]
+                found[f'_bucket{{{label},le="{bound}"}}'] = total
+            found[f"_sum{{{label}}}"] = float(self._sums[endpoint])
+            found[f"_count{{{label}}}"] = totals[-1]
         return found
 
 
@@ -106,8 +112,8 @@ class GatewayMetrics:
         self.in_flight = 0
         self.duration, self.first_token = Histogram(), Histogram()
 
-    def render(self, texts: int, revisions: Collection[RevisionBackend]) -> str:
-        """Return all metrics in the Prometheus text format; `texts` is the number of completions in progress."""
+    def samples(self, revisions: Collection[RevisionBackend]) -> Samples:
+        """Return the metrics that can be summed over the gateway's processes."""
         ended = {each.route.revision: each.ended for each in revisions}
         mirrors = {each.route.revision: each.shadow.mirror_stats for each in revisions if each.shadow}
         shadowed = {
@@ -118,31 +124,47 @@ class GatewayMetrics:
             revision: {"same": seen.compared - seen.different, "different": seen.different}
             for revision, seen in mirrors.items()
         }
-        requests = (f'{{endpoint="{name}",status="{status}"}} {n}' for (name, status), n in self.requests.items())
-        shares = (f'{{revision="{each.route.revision}"}} {each.route.share / 100:g}' for each in revisions)
-        samples: dict[GatewayMetricSpec, Iterable[str]] = {
-            REQUESTS: requests,
-            IN_FLIGHT: [f" {self.in_flight}"],
-            TEXTS: [f" {texts}"],
-            REJECTED: _by_reason(self.rejected),
-            BROKEN: _by_reason(self.broken),
-            SHARE: shares,
-            REVISION_REQUESTS: _by_outcome(ended),
-            MIRRORED: _by_outcome(shadowed),
-            COMPARED: _by_outcome(compared),
-            DURATION: self.duration.samples(),
-            FIRST_TOKEN: self.first_token.samples(),
+        return {
+            REQUESTS.name: {
+                f'{{endpoint="{name}",status="{status}"}}': n for (name, status), n in self.requests.items()
+            },
+            IN_FLIGHT.name: {"": self.in_flight},
+            REJECTED.name: _by_reason(self.rejected),
+            BROKEN.name: _by_reason(self.broken),
+            REVISION_REQUESTS.name: _by_outcome(ended),
+            MIRRORED.name: _by_outcome(shadowed),
+            COMPARED.name: _by_outcome(compared),
+            DURATION.name: self.duration.samples(),
+            FIRST_TOKEN.name: self.first_token.samples(),
         }
-        return "".join(f"{line}\n" for family in FAMILIES for line in family.lines(samples[family]))
 
 
-def _by_reason(counts: Mapping[str, int]) -> list[str]:
-    return [f'{{reason="{reason}"}} {n}' for reason, n in counts.items()]
+def render_metrics(texts: int, revisions: Collection[RevisionBackend], parts: Sequence[Samples]) -> str:
+    """Return all metrics in the Prometheus text format.
+
+    `texts` is the number of completions in progress, `parts` has the samples of each process.
+    """
+    shares = {f'{{revision="{each.route.revision}"}}': each.route.share / 100 for each in revisions}
+    samples = {**sum_samples([*parts]), TEXTS.name: {"": texts}, SHARE.name: shares}
+    lines = [
+        line
+        for family in FAMILIES
+        for line in family.lines(f"{label} {_number(value)}" for label, value in samples[family.name].items())
+    ]
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _by_outcome(counts: Mapping[int, Mapping[str, int]]) -> list[str]:
-    return [
-        f'{{revision="{revision}",outcome="{outcome}"}} {n}'
+def _number(value: float) -> str:
+    return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _by_reason(counts: Mapping[str, int]) -> dict[str, float]:
+    return {f'{{reason="{reason}"}}': n for reason, n in counts.items()}
+
+
+def _by_outcome(counts: Mapping[int, Mapping[str, int]]) -> dict[str, float]:
+    return {
+        f'{{revision="{revision}",outcome="{outcome}"}}': n
         for revision, outcomes in counts.items()
         for outcome, n in outcomes.items()
-    ]
+    }

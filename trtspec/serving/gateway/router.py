@@ -34,11 +34,13 @@ from trtspec.serving.gateway.config import (
     Routes,
     next_route,
     read_routes,
+    router_stats_files,
     write_router_stats,
 )
 from trtspec.serving.gateway.errors import SHUTTING_DOWN, ApiError
 from trtspec.serving.gateway.http import HttpExchange
 from trtspec.serving.gateway.prompts import PromptReader
+from trtspec.serving.gateway.shared_state import SharedState
 from trtspec.serving.gateway.triton import TritonClient
 
 log = logging.getLogger(__name__)
@@ -186,11 +188,12 @@ def _failure(error: BaseException, exchange: HttpExchange) -> str:
 class Router:
     """Distributes requests over revisions, and retires unused ones; create it inside the running event loop."""
 
-    def __init__(self, config: GatewayConfig, prompts: PromptReader, gate: AdmissionControl) -> None:
-        self._gate = gate
+    def __init__(
+        self, config: GatewayConfig, prompts: PromptReader, gate: AdmissionControl, shared: SharedState
+    ) -> None:
+        self._gate, self._shared = gate, shared
         self._file = Path(config.routes_file) if config.routes_file else None
         self._stamp: tuple[int, int] | None = None
-        self._served: dict[int, int] = {}
         self._generation, self._changed = 0, False
         self._listed = {0}
         self._shadow: tuple[RevisionBackend, TrafficMirror] | None = None
@@ -258,7 +261,8 @@ class Router:
             seen = {each.route.revision: each.observed for each in self.all.values()}
             sight = RouterStats(self._generation, seen, self._shadow[1].mirror_stats if self._shadow else MirrorStats())
             with suppress(OSError):  # a full disk must not make requests fail
-                await asyncio.to_thread(write_router_stats, router_stats_path(self._file), sight)
+                path = router_stats_path(self._file, self._shared.index)
+                await asyncio.to_thread(write_router_stats, path, sight)
 
     async def close(self) -> None:
         if self._shadow:
@@ -267,8 +271,9 @@ class Router:
             await version.triton.close()
 
     def _next(self) -> RevisionBackend:
-        route = next_route([version.route for version in self.all.values()], self._served)
-        self._served[route.revision] = self._served.get(route.revision, 0) + 1
+        with self._shared.served(self._generation) as served:
+            route = next_route([version.route for version in self.all.values()], served)
+            served[route.revision] = served.get(route.revision, 0) + 1
         return self.all[route.revision]
 
     def _replacements(self, version: RevisionBackend) -> list[RevisionBackend]:
@@ -331,7 +336,7 @@ class Router:
             version.forget()
         self.all = {version.route.revision: version for version in (*left, *versions)}
         self._listed = {route.revision for route in routes.routes}
-        self._generation, self._served, self._changed = routes.generation, {}, True
+        self._generation, self._changed = routes.generation, True
 
     def _update_mirror(self) -> None:
         """Start, stop or adjust mirroring; the statistics are kept while the mirrored revision is the same."""
@@ -346,6 +351,12 @@ class Router:
             self._shadow[1].share = wanted.route.shadow
 
 
-def router_stats_path(routes: Path) -> Path:
-    """Return the path of the statistics file that belongs to a routes file."""
-    return routes.with_name(f"{routes.name}.seen")
+def router_stats_path(routes: Path, process: int = 0) -> Path:
+    """Return the path of a gateway process's statistics file that belongs to a routes file."""
+    return routes.with_name(f"{routes.name}.seen" + (f".{process}" if process else ""))
+
+
+def remove_router_stats(routes: Path) -> None:
+    """Remove the statistics of an earlier gateway, which may have had more processes."""
+    for path in router_stats_files(router_stats_path(routes)):
+        path.unlink(missing_ok=True)

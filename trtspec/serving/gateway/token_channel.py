@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import struct
+import sys
 import time
+from array import array
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
@@ -24,29 +26,43 @@ from trtspec.serving.triton.python_models.responses import SHUTTING_DOWN
 log = logging.getLogger(__name__)
 STREAMS = 1 << 31
 REFUSED_FOR_S = 60.0
-HEAD = struct.Struct("=ii")
+HEAD_LEN = 2  # the number of a stream and the number of its tokens
+PushFn: TypeAlias = "Callable[[list[int]], bool]"
 INPUTS = [(name, np.array([[1]], np.int32)) for name in ("input_ids", "input_lengths", "request_output_len")]
 
 
 class StreamInbox:
-    """The tokens of one completion, raw int32, that its reader has not taken yet.
+    """The tokens of one completion that its reader has not taken yet.
 
-    `is_broken` means that no more will come.
+    `push` gets the tokens at once while the reader waits for some. It returns False to leave them to the reader.
+
+    Attributes:
+        received: number of tokens so far.
+        expected: number of tokens at which `wait` returns even if `push` took all of them.
+        is_broken: True if no more will come.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, push: PushFn | None = None) -> None:
         self.number = number
+        self.received, self.expected = 0, sys.maxsize
+        self._push = push
         self.is_broken = False
-        self._ids = b""
+        self._ids: list[int] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, ids: bytes) -> None:
-        self._ids += ids
-        self.wake()
+    def put(self, ids: list[int]) -> None:
+        self.received += len(ids)
+        waits = self._waiter is not None and not self._waiter.done()
+        pushed = waits and self._push is not None and self._push(ids)
+        if not pushed:
+            self._ids += ids
+        if not pushed or self.received >= self.expected:
+            self.wake()
 
     def take(self) -> bytes:
-        ids, self._ids = self._ids, b""
-        return ids
+        """Return the tokens since the last call as raw int32."""
+        ids, self._ids = self._ids, []
+        return array("i", ids).tobytes()
 
     def end(self) -> None:
         """Record that no more tokens will come."""
@@ -90,12 +106,12 @@ class TokenChannel:
         """Return True for REFUSED_FOR_S after the model answered with an error."""
         return time.monotonic() - self._refused_at < REFUSED_FOR_S
 
-    def join(self, request: Any) -> StreamInbox:
-        """Make a request send its new tokens to this channel."""
+    def join(self, request: Any, push: PushFn | None = None) -> StreamInbox:
+        """Make a request send its new tokens to this channel; `push` may take them (see `StreamInbox`)."""
         self._next = (self._next + 1) % STREAMS
         request.parameters[CHANNEL_PARAMETER].string_param = self._name
         request.parameters[STREAM_PARAMETER].int64_param = self._next
-        self._streams[self._next] = StreamInbox(self._next)
+        self._streams[self._next] = StreamInbox(self._next, push)
         return self._streams[self._next]
 
     def leave(self, inbox: StreamInbox) -> None:
@@ -126,9 +142,9 @@ class TokenChannel:
 
     def _deliver(self, raw: bytes) -> None:
         """Give each stream its tokens; `raw` has for each its number, their count and the tokens, all int32."""
-        at = 0
-        while at < len(raw):
-            number, count = HEAD.unpack_from(raw, at)
-            begin, at = at + HEAD.size, at + HEAD.size + 4 * count
-            if (inbox := self._streams.get(number)) is not None:  # otherwise it was cancelled
-                inbox.put(raw[begin:at])
+        values, at = memoryview(raw).cast("i").tolist(), 0
+        while at < len(values):
+            begin = at + HEAD_LEN
+            inbox, at = self._streams.get(values[at]), begin + values[at + 1]
+            if inbox is not None:  # otherwise it was cancelled
+                inbox.put(values[begin:at])

@@ -30,7 +30,7 @@ from trtspec.serving.gateway.errors import (
     unsupported,
 )
 from trtspec.serving.gateway.parameters import RequestParameters
-from trtspec.serving.gateway.token_channel import StreamInbox, TokenChannel
+from trtspec.serving.gateway.token_channel import PushFn, StreamInbox, TokenChannel
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, STREAM_PARAMETER, TOKEN_CHANNELS
 from trtspec.serving.triton.nvidia_compat import GRAMMARS, GUIDES, MODEL, PARAMETER
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES, rename_fields
@@ -305,17 +305,18 @@ class TritonClient:
                 self._asked_at = time.monotonic()
         return self._ready
 
-    async def generate(self, request: Any) -> ModelResponses:
+    async def generate(self, request: Any, push: PushFn | None = None) -> ModelResponses:
         """Send a request and yield `(tensors, is_last)` for each response, with raw tensors by output name.
 
-        A request with STREAM_PARAMETER gets its new tokens from the token channel, if the model has one. Raises
-        ApiError if the request fails. Closing the iterator cancels the request.
+        A request with STREAM_PARAMETER gets its new tokens from the token channel, if the model has one. `push` is
+        called with the ids of new tokens as soon as the channel has them. If it returns False, they are yielded
+        instead. Raises ApiError if the request fails. Closing the iterator cancels the request.
         """
         channel = None
         if STREAM_PARAMETER in request.parameters:
             channel = self._open_channel() if (await self.model()).token_channels else None
             del request.parameters[STREAM_PARAMETER]
-        responses = self._from_stream(request) if channel is None else self._from_channel(request, channel)
+        responses = self._from_stream(request) if channel is None else self._from_channel(request, channel, push)
         async with aclosing(responses):
             async for response in responses:
                 yield response
@@ -326,9 +327,9 @@ class TritonClient:
             self._tokens = TokenChannel(self._stub, self._name)
         return self._tokens if self._tokens.is_open else None
 
-    async def _from_channel(self, request: Any, channel: TokenChannel) -> ModelResponses:
+    async def _from_channel(self, request: Any, channel: TokenChannel, push: PushFn | None) -> ModelResponses:
         """Yield the tokens that the channel delivers, and the last response of the request's own stream."""
-        inbox, received = channel.join(request), 0
+        inbox = channel.join(request, push)
         last = asyncio.ensure_future(self._last(request, inbox))
         last.add_done_callback(lambda _: inbox.wake())
         try:
@@ -336,12 +337,11 @@ class TritonClient:
                 if not last.done():
                     await inbox.wait()  # unbounded: `last` wakes it when it is done
                 if ids := inbox.take():
-                    received += len(ids) // 4
                     yield {"output_ids": ids}, False
-                if last.done():
+                elif last.done():
                     outputs = last.result()
-                    missing = ints(outputs["num_output_tokens"])[0] - ints(outputs["sequence_length"])[0] - received
-                    if missing <= 0:
+                    inbox.expected = ints(outputs["num_output_tokens"])[0] - ints(outputs["sequence_length"])[0]
+                    if inbox.received >= inbox.expected:
                         yield outputs, True
                         return
                     await self._rest(inbox)
@@ -368,7 +368,7 @@ class TritonClient:
             async for outputs, is_last in responses:
                 if is_last:
                     return outputs
-                inbox.put(outputs["output_ids"][: 4 * ints(outputs["sequence_length"])[0]])
+                inbox.put(ints(outputs["output_ids"])[: ints(outputs["sequence_length"])[0]])
         raise _broken()
 
     async def _from_stream(self, request: Any) -> ModelResponses:

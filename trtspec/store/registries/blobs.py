@@ -16,7 +16,7 @@ from types import TracebackType
 
 from trtspec.core.errors import DigestMismatch
 from trtspec.core.files import file_lock, open_regular, replace_file
-from trtspec.core.hashing import SequentialDigest, read_chunks
+from trtspec.core.hashing import SEGMENT_BYTES, SequentialDigest, read_chunks, segment_count
 from trtspec.core.paths import cache_dir
 from trtspec.store.digest import dump_checksummed, load_checksummed
 from trtspec.store.file_records import FileRecord
@@ -32,7 +32,7 @@ class BlobSource:
 
     def __init__(self, path: Path, record: FileRecord, on_bytes: OnBytes) -> None:
         self.record = record
-        self._path = path
+        self.path = path
         self._digest = SequentialDigest()
         self._on_bytes = on_bytes
         self._file = open_regular(path, follow=False)
@@ -61,23 +61,42 @@ class BlobSource:
         if begin < end:
             raise self._changed()
 
-    def _hash_until(self, end: int) -> None:
+    def segment_pieces(self, begin: int, end: int) -> Iterator[memoryview]:
+        """Yield the bytes of whole segments for one of several threads; the last piece of a wrong segment is withheld.
+
+        Both ends are multiples of SEGMENT_BYTES, or the file's size. The bytes are neither counted nor added to
+        `sha256`. Raises DigestMismatch if a segment differs from the record.
+        """
+        digest = SequentialDigest()
+        expected = self.record.segments[begin // SEGMENT_BYTES : segment_count(end)]
+        for piece in read_chunks(self._file.fileno(), begin, end):
+            digest.update(piece)
+            if not begin + digest.position < end and digest.segments != expected:
+                raise self._changed()
+            self._on_bytes(0)
+            yield piece
+        if begin + digest.position < end:
+            raise self._changed()
+
+    def count(self, nbytes: int) -> None:
+        """Report bytes that were sent, for a location that calls `sha256` before it sends them."""
+        self._on_bytes(nbytes)
+
+    def _hash_until(self, end: int, *, is_counted: bool = True) -> None:
         for piece in read_chunks(self._file.fileno(), self._digest.position, end):
             self._digest.update(piece)
-            self._on_bytes(piece.nbytes)
+            self._on_bytes(piece.nbytes if is_counted else 0)
 
-    def sha256(self) -> str:
+    def sha256(self, *, is_counted: bool = True) -> str:
         """Return the SHA-256 of the whole file, in hex; raises DigestMismatch if the file differs from its record."""
-        self._hash_until(self.record.size)
+        self._hash_until(self.record.size, is_counted=is_counted)
         size = os.fstat(self._file.fileno()).st_size
         if size != self.record.size or self._digest.segments != self.record.segments:
             raise self._changed()
         return self._digest.sha256
 
     def _changed(self) -> DigestMismatch:
-        return DigestMismatch(
-            "the file differs from the artifact's manifest; nothing was published", where=str(self._path)
-        )
+        return DigestMismatch("the file differs from its recorded digest; nothing was published", where=str(self.path))
 
 
 KNOWN_SCHEMA = "trtspec.blobs/1"

@@ -39,6 +39,7 @@ PIECE_BYTES = 256 << 10
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 REDIRECTS = {301, 302, 303, 307, 308}
 UNAUTHORIZED = 401
+PARTIAL = 206
 
 Body = Callable[[], Iterable[bytes | memoryview]]  # starts the body of a request
 
@@ -130,8 +131,11 @@ class RegistryClient:
         authorization: Authorizes,
         patience: Patience,
         stopped: threading.Event,
+        *,
+        follows_redirects: bool = True,
     ) -> None:
         self.origin = origin
+        self._follows_redirects = follows_redirects
         self.patience = patience
         self.stopped = stopped
         self.has_replied = False
@@ -274,7 +278,7 @@ class RegistryClient:
                     raise self._authorization.refused(shown(url))
                 if callable(body):
                     raise Broken("the registry requested a new token")
-            elif response.status in REDIRECTS and method in ("GET", "HEAD"):
+            elif response.status in REDIRECTS and method in ("GET", "HEAD") and self._follows_redirects:
                 redirects += 1
                 url = self._redirected(url, response, redirects)
                 self._skip(response)
@@ -380,6 +384,26 @@ class RegistryClient:
         response.close()
         for connection in self._threads.__dict__.get("connections", {}).values():
             connection.close()
+
+
+def read_from(response: HTTPResponse, pieces: Iterable[bytes], offset: int) -> Iterator[bytes]:
+    """Yield the bytes from `offset` of a reply to a request for this range; the server may have sent the whole.
+
+    Raises Broken for another range, and if the body is shorter than announced. rclone 1.75 sends a range with the
+    status of a whole body, 200.
+    """
+    given = re.match(r"bytes ([0-9]+)-", response.getheader("Content-Range", ""))
+    if (response.status == PARTIAL and given is None) or (given is not None and int(given[1]) != offset):
+        raise Broken("the server sent another range than the requested one")
+    skipped, missing = 0 if given else offset, response.length or 0
+    for piece in pieces:
+        missing -= len(piece)
+        rest = piece[skipped:]
+        skipped -= len(piece) - len(rest)
+        if rest:
+            yield rest
+    if missing > 0:
+        raise Broken("the transfer was cut off")
 
 
 def shut_down(connection: HTTPConnection) -> None:

@@ -12,8 +12,10 @@ from trtspec.core.errors import TrtspecError
 from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import TITLE, parse_image_manifest, read_package
+from trtspec.store.registries.referrers import list_referrers
 from trtspec.store.registries.repository import Opening, Repository, open_location
 from trtspec.store.registries.transfer import OnProgress, transfer_all
+from trtspec.store.signatures.attestations import is_signature
 
 MAX_SHOWN = 200
 
@@ -22,6 +24,7 @@ MAX_SHOWN = 200
 class TaggedArtifact:
     """A tag: the recipe's name, the artifact's size and the digests ("sha256:HEX") of its two manifests.
 
+    `signatures` is the number of attached signatures, which are not verified here.
     If a tag is not an artifact of trtspec, `problem` is the reason and the other values are empty.
     """
 
@@ -30,6 +33,7 @@ class TaggedArtifact:
     bytes: int = 0
     digest: str = ""
     manifest: str = ""
+    signatures: int = 0
     problem: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,4 +72,5 @@ def _describe(repository: Repository, tag: str) -> TaggedArtifact:
         return TaggedArtifact(tag, problem=error.message)
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     name = manifest.annotations.get(TITLE, "")[:100]
-    return TaggedArtifact(tag, name, package.total_bytes, digest, package.manifest.digest)
+    signatures = sum(map(is_signature, list_referrers(repository, digest)))
+    return TaggedArtifact(tag, name, package.total_bytes, digest, package.manifest.digest, signatures)

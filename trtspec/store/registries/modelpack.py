@@ -113,14 +113,20 @@ def render_config(recipe: ResolvedRecipe, digests: list[str]) -> bytes:
     return dump(document)
 
 
-def render_manifest(config: bytes, layers: list[dict[str, Any]], annotations: Mapping[str, str]) -> bytes:
-    """Return the image manifest of an artifact."""
+def render_manifest(
+    config: bytes,
+    layers: list[dict[str, Any]],
+    annotations: Mapping[str, str],
+    artifact_type: str = ARTIFACT_TYPE,
+    config_type: str = CONFIG_TYPE,
+) -> bytes:
+    """Return an image manifest, by default that of an artifact."""
     digest = hashlib.sha256(config).hexdigest()
     document = {
         "schemaVersion": 2,
         "mediaType": IMAGE_MANIFEST,
-        "artifactType": ARTIFACT_TYPE,
-        "config": {"mediaType": CONFIG_TYPE, "digest": f"sha256:{digest}", "size": len(config)},
+        "artifactType": artifact_type,
+        "config": {"mediaType": config_type, "digest": f"sha256:{digest}", "size": len(config)},
         "layers": layers,
         "annotations": dict(annotations),
     }

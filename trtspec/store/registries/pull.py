@@ -18,14 +18,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from trtspec.core.errors import DigestMismatch, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.files import file_lock
-from trtspec.core.hashing import SequentialDigest, read_chunks
 from trtspec.core.paths import cache_dir, store_dir
 from trtspec.store.artifact import (
-    MAX_BYTES,
     Artifact,
     Manifest,
     check_artifact_path,
@@ -38,10 +36,14 @@ from trtspec.store.artifact_cache import remember_published
 from trtspec.store.file_records import FileRecord
 from trtspec.store.plan import format_bytes
 from trtspec.store.registries.blobs import BlobIndex
-from trtspec.store.registries.http_client import Broken, Patience
-from trtspec.store.registries.modelpack import Descriptor, Package, check_digest, parse_image_manifest, read_package
+from trtspec.store.registries.download import download_file, fetch_document
+from trtspec.store.registries.http_client import Patience
+from trtspec.store.registries.modelpack import Package, parse_image_manifest, read_package
 from trtspec.store.registries.repository import Opening, Repository, is_location, open_location
 from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
+from trtspec.store.signatures.attestations import fetch_attestations, read_attestations, write_attestations
+from trtspec.store.signatures.evaluate import AcceptedSignature, SignedArtifact, check_signature
+from trtspec.store.signatures.policy import Policy
 from trtspec.store.store import Store
 
 LOCK_TIMEOUT_S = 600.0
@@ -53,7 +55,8 @@ Place = Callable[[Manifest, str], Path]  # the directory of an artifact with a m
 class PullResult:
     """A pulled artifact: `digest` identifies its image manifest, `manifest` the artifact; both are "sha256:HEX".
 
-    `fetched_bytes` is the number of bytes that this machine did not have, of `total_bytes`.
+    `fetched_bytes` is the number of bytes that this machine did not have, of `total_bytes`, `attestations` the number
+    of fetched signatures and other attestations, and `signature` the one that a policy has accepted.
     """
 
     artifact: Path
@@ -64,6 +67,8 @@ class PullResult:
     files: int
     total_bytes: int
     fetched_bytes: int
+    attestations: int = 0
+    signature: AcceptedSignature | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `trtspec pull --json`."""
@@ -77,6 +82,8 @@ class PullResult:
             "files": self.files,
             "total_bytes": self.total_bytes,
             "fetched_bytes": self.fetched_bytes,
+            "attestations": self.attestations,
+            "signature": self.signature.as_dict() if self.signature else None,
         }
 
 
@@ -95,45 +102,69 @@ def pull_artifact(
     place: Place = by_name,
     *,
     expected: str = "",
+    policy: Policy | None = None,
     patience: Patience | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> PullResult:
     """Pull the artifact at an address into the directory that `place` returns; files that this machine has are reused.
 
     `expected` is the required SHA-256 of the artifact's manifest, in hex. `on_progress` gets (what, bytes done, bytes
-    total). Raises DigestMismatch if the location has other bytes than its documents promise, and TrtspecError if it
-    cannot be read or does not contain an artifact. After an error the directory is unchanged.
+    total). Raises SignatureRefused, before a file is fetched, if no signature fulfils the policy, DigestMismatch if the
+    location has other bytes than its documents promise, and TrtspecError if it cannot be read or does not contain an
+    artifact. After an error the directory is unchanged.
     """
     stopped, known = Event(), BlobIndex()
     repository = open_location(address, Opening(False, patience or Patience(), stopped, known))
     try:
-        document = repository.manifest()
-        image = parse_image_manifest(address, document)
-        package = read_package(address, image)
-        fetch_document(repository, address, "the model configuration", image.config)  # only verified
-        data = fetch_document(repository, address, "manifest.json", package.manifest)
-        if expected and package.manifest.hex != expected:
-            message = f"this is not the requested artifact: its manifest is {package.manifest.digest}, expected sha256:"
-            raise DigestMismatch(f"{message}{expected}", where=address)
-        manifest = parse_manifest(address, data)
-        check_same_files(address, package, manifest)
+        document, package, data, manifest = read_documents(repository, address, expected)
+        digest = f"sha256:{hashlib.sha256(document).hexdigest()}"
+        attestations = fetch_attestations(repository, digest)
+        signed = SignedArtifact(package.manifest.hex, manifest.recipe.name, attestations, address)
+        signature = check_signature(signed, policy) if policy else None
         out = Path(os.path.realpath(place(manifest, package.manifest.hex)))
         check_artifact_path(out)
-        with _explain_os_errors(out), _staging(out) as staging:
+        with explain_os_errors(out), _staging(out) as staging:
             pull = _Pull(package, manifest, repository, out, staging, stopped, on_progress)
             status = pull.run(data)
         known.learn([(each.digest, package.files[each.path].hex) for each in pull.fetched], repository.place)
         remember_published(out, manifest)
+        write_attestations(out, attestations)
         return PullResult(
             artifact=out,
             location=address,
-            digest=f"sha256:{hashlib.sha256(document).hexdigest()}",
+            digest=digest,
             manifest=package.manifest.digest,
             status=status,
             files=len(package.files) + 1,
             total_bytes=sum(record.size for record in manifest.files),
             fetched_bytes=sum(record.size for record in pull.fetched),
+            attestations=len(attestations.bundles) + len(attestations.documents),
+            signature=signature,
         )
+    finally:
+        stopped.set()
+        repository.close()
+
+
+def read_documents(repository: Repository, address: str, expected: str) -> tuple[bytes, Package, bytes, Manifest]:
+    """Return the image manifest, the files that it lists, and the artifact's manifest as bytes and parsed; verified.
+
+    Raises like `pull_artifact`.
+    """
+    document = repository.manifest()
+    image = parse_image_manifest(address, document)
+    package = read_package(address, image)
+    fetch_document(repository, address, "the model configuration", image.config)  # only verified
+    data, manifest = fetch_manifest(repository, address, package, expected)
+    return document, package, data, manifest
+
+
+def read_manifest(address: str, patience: Patience | None = None) -> Manifest:
+    """Return the manifest of the artifact at an address, without its files; raises like `pull_artifact`."""
+    stopped = Event()
+    repository = open_location(address, Opening(False, patience or Patience(), stopped, BlobIndex()))
+    try:
+        return read_documents(repository, address, "")[3]
     finally:
         stopped.set()
         repository.close()
@@ -143,37 +174,67 @@ def local_artifact(
     artifact: str | os.PathLike[str],
     expected: str = "",
     *,
+    policy: Policy | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
-) -> Path:
-    """Return the directory of an artifact; the artifact at a location is pulled into the cache.
+) -> tuple[Path, str]:
+    """Return the directory of an artifact, and the SHA-256 that its manifest has to have from now on, or "".
 
-    Its directory there is called after its manifest, so that a new artifact never changes a served one. Raises like
-    `pull_artifact`.
+    The artifact at a location is pulled into the cache. Its directory there is called after its manifest, so that a new
+    artifact never changes a served one. Raises like `pull_artifact`, SignatureRefused also for a directory.
     """
     if isinstance(artifact, str) and is_location(artifact):
-        return pull_artifact(artifact, by_digest, expected=expected, on_progress=on_progress).artifact
-    return Path(artifact)
+        pulled = pull_artifact(artifact, by_digest, expected=expected, policy=policy, on_progress=on_progress)
+        return pulled.artifact, pulled.manifest.removeprefix("sha256:")
+    if policy:
+        return Path(artifact), check_directory(Path(artifact), policy, expected).manifest
+    return Path(artifact), expected
 
 
-def fetch_document(repository: Repository, where: str, what: str, blob: Descriptor) -> bytes:
-    """Return the verified bytes of a document; raises TrtspecError if it is larger than MAX_BYTES."""
-    if blob.size > MAX_BYTES:
-        raise TrtspecError(f"{what} exceeds {MAX_BYTES:,} bytes", where=where)
-    failed = repository.failed()
-    while True:
-        data = bytearray()
-        try:
-            for piece in repository.pieces(blob, 0):
-                data += piece
-                if len(data) > blob.size:
-                    break
-            if len(data) < blob.size:
-                raise Broken(f"the transfer of {what} was cut off")
-        except Broken as error:
-            failed(error)
-            continue
-        check_digest(where, what, bytes(data), blob.digest)
-        return bytes(data)
+def check_directory(root: Path, policy: Policy, expected: str = "") -> AcceptedSignature:
+    """Return the signature that fulfils a policy, of an artifact in a directory; its files are not read.
+
+    Raises SignatureRefused if none does, and like `load_artifact`.
+    """
+    artifact = load_artifact(root, expected)
+    signed = SignedArtifact(artifact.digest, artifact.recipe.name, read_attestations(root))
+    return check_signature(signed, policy)
+
+
+def check_location(
+    address: str, policy: Policy, expected: str = "", *, patience: Patience | None = None
+) -> AcceptedSignature:
+    """Return the signature that fulfils a policy, of the artifact at an address; its files are not fetched.
+
+    Raises SignatureRefused if none does, and like `pull_artifact`.
+    """
+    stopped = Event()
+    repository = open_location(address, Opening(False, patience or Patience(), stopped, BlobIndex()))
+    try:
+        document = repository.manifest()
+        package = read_package(address, parse_image_manifest(address, document))
+        _, manifest = fetch_manifest(repository, address, package, expected)
+        digest = f"sha256:{hashlib.sha256(document).hexdigest()}"
+        attestations = fetch_attestations(repository, digest)
+        return check_signature(
+            SignedArtifact(package.manifest.hex, manifest.recipe.name, attestations, address), policy
+        )
+    finally:
+        stopped.set()
+        repository.close()
+
+
+def fetch_manifest(repository: Repository, where: str, package: Package, expected: str = "") -> tuple[bytes, Manifest]:
+    """Return the artifact's own manifest, as bytes and parsed, which lists the same files as the image manifest.
+
+    Raises DigestMismatch if it does not, or if its SHA-256 is not `expected`, unless that is empty.
+    """
+    data = fetch_document(repository, where, "manifest.json", package.manifest)
+    if expected and package.manifest.hex != expected:
+        message = f"this is not the requested artifact: its manifest is {package.manifest.digest}, expected sha256:"
+        raise DigestMismatch(f"{message}{expected}", where=where)
+    manifest = parse_manifest(where, data)
+    check_same_files(where, package, manifest)
+    return data, manifest
 
 
 def check_same_files(where: str, package: Package, manifest: Manifest) -> None:
@@ -258,76 +319,10 @@ class _Pull:
         return self._staging / f"{self._package.files[record.path].hex}.part"
 
     def _fetch(self, record: FileRecord) -> Path:
-        """Fetch and verify one file; a partial file that turns out wrong is fetched again once."""
-        blob, part = self._package.files[record.path], self._part(record)
-        for is_last in (False, True):
-            with part.open("a+b", buffering=0) as file:
-                try:
-                    Download(self._repository, blob, record, file, self._meter).run()
-                except DigestMismatch:
-                    file.truncate(0)
-                    if is_last:
-                        raise
-                    continue
-                os.fchmod(file.fileno(), 0o444)
-                os.fsync(file.fileno())
-            os.rename(part, part.with_suffix(""))
-            break
+        part = self._part(record)
+        download_file(self._repository, self._package.files[record.path], record, part, self._meter)
+        os.rename(part, part.with_suffix(""))
         return part.with_suffix("")
-
-
-class Download:
-    """The download of one blob to an open file, which may have its beginning; each full segment is verified at once."""
-
-    def __init__(
-        self,
-        repository: Repository,
-        blob: Descriptor,
-        record: FileRecord,
-        file: BinaryIO,
-        on_bytes: Callable[[int], None],
-    ) -> None:
-        self._repository, self._blob, self._record, self._file, self._on_bytes = (
-            repository,
-            blob,
-            record,
-            file,
-            on_bytes,
-        )
-        self._digest = SequentialDigest()
-
-    def run(self) -> None:
-        """Fetch and verify the rest; raises DigestMismatch for wrong bytes, which remain in the file."""
-        for piece in read_chunks(self._file.fileno()):
-            self._add(piece)
-        failed = self._repository.failed()
-        while (before := self._digest.position) < self._record.size:
-            try:
-                for received in self._repository.pieces(self._blob, before):
-                    self._file.write(received)
-                    self._add(received)
-                if self._digest.position < self._record.size:
-                    raise Broken("the transfer was cut off")
-            except Broken as error:
-                if self._digest.position > before:
-                    failed = self._repository.failed()
-                failed(error)
-        if self._digest.segments != self._record.segments or self._digest.sha256 != self._blob.hex:
-            raise self._mismatch("its digest differs")
-
-    def _add(self, data: bytes | memoryview) -> None:
-        count = len(self._digest.finished_segments)
-        self._digest.update(data)
-        self._on_bytes(len(data))
-        if self._digest.position > self._record.size:
-            raise self._mismatch(f"more than {self._record.size:,} bytes arrived")
-        found = self._digest.finished_segments
-        if found[count:] != self._record.segments[count : len(found)]:
-            raise self._mismatch(f"the bytes before {self._digest.position:,} differ")
-
-    def _mismatch(self, what: str) -> DigestMismatch:
-        message = f"{self._record.path!a} ({self._blob.digest}) is not the promised file: {what}"
-        return DigestMismatch(message, where=self._repository.label, hint="push the artifact again")
 
 
 def _list_files(artifact: Artifact, records: list[FileRecord]) -> Mapping[str, Path]:
@@ -361,7 +356,7 @@ def _staging(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _explain_os_errors(out: Path) -> Iterator[None]:
+def explain_os_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

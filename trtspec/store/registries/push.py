@@ -8,31 +8,33 @@ SHA-256 first. Any other file is uploaded, hashed and compared with the artifact
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import Any
 
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import read_bounded
-from trtspec.core.hashing import SequentialDigest, digest_and_sha256
 from trtspec.store.artifact import MAX_BYTES, Artifact, load_artifact
 from trtspec.store.artifact_paths import MANIFEST
-from trtspec.store.file_records import FileRecord
-from trtspec.store.registries.blobs import BlobIndex, BlobSource
+from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import (
+    IMAGE_MANIFEST,
     TITLE,
+    Descriptor,
     parse_image_manifest,
     render_config,
     render_layer,
     render_manifest,
 )
 from trtspec.store.registries.repository import Opening, Repository, open_location
-from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
+from trtspec.store.registries.transfer import Meter, OnProgress
+from trtspec.store.registries.upload import Uploads, checked_sha256
+from trtspec.store.signatures.attestations import attach_attestations, read_attestations
 
-SMALL_BYTES = 1 << 20  # smaller files are sent in one request
 MAX_HINTS = 8  # tags whose manifests are read for the sizes of present files
 
 
@@ -40,7 +42,8 @@ MAX_HINTS = 8  # tags whose manifests are read for the sizes of present files
 class PushResult:
     """A pushed artifact: `digest` identifies its image manifest, `manifest` the artifact; both are "sha256:HEX".
 
-    `sent_bytes` is the number of bytes that the location did not have, of `total_bytes`.
+    `sent_bytes` is the number of bytes that the location did not have, of `total_bytes`, and `attestations` the number
+    of attached signatures and other attestations.
     """
 
     location: str
@@ -49,6 +52,7 @@ class PushResult:
     files: int
     total_bytes: int
     sent_bytes: int
+    attestations: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `trtspec push --json`."""
@@ -60,6 +64,7 @@ class PushResult:
             "files": self.files,
             "total_bytes": self.total_bytes,
             "sent_bytes": self.sent_bytes,
+            "attestations": self.attestations,
         }
 
 
@@ -101,84 +106,77 @@ class _Push:
         self._artifact, self._address, self._repository, self._known = artifact, address, repository, known
         self._stopped = stopped
         self._total = sum(record.size for record in artifact.manifest.files)
-        self._meter = Meter("push", self._total, stopped, on_progress)
-        self._sent = 0
-        self._lock = Lock()
+        meter = Meter("push", self._total, stopped, on_progress)
+        self._uploads = Uploads(repository, known, meter)
 
     def run(self) -> PushResult:
-        records = self._artifact.manifest.files
-        distinct = {record.digest: record for record in records}  # equal files are one blob
-        sizes = present_sizes(self._repository) if any(map(self._needs_upload, distinct.values())) else set()
-        largest_first = sorted(distinct.values(), key=lambda record: -record.size)
-        found = transfer_all(lambda record: self._bring(record, sizes), largest_first, self._stopped, self._repository)
-        sha256 = {record.digest: each for record, each in zip(largest_first, found, strict=True)}
-        self._known.learn(sha256.items(), self._repository.place)
-        layers = [render_layer(record.path, sha256[record.digest], record.size) for record in records]
-        return self._publish(layers)
+        records, root = self._artifact.manifest.files, self._artifact.root
+        if any(map(self._uploads.needs_upload, records)):
+            self._uploads.sizes = present_sizes(self._repository)
+        sha256 = self._uploads.bring_all({root / record.path: record for record in records}, self._stopped)
+        return self._publish(render_image(self._artifact, sha256))
 
-    def _publish(self, layers: list[dict[str, Any]]) -> PushResult:
-        document = read_bounded(self._artifact.root / MANIFEST, MAX_BYTES, follow=False)
-        if (digest := hashlib.sha256(document).hexdigest()) != self._artifact.digest:
-            raise DigestMismatch("the manifest was replaced during the push", where=str(self._artifact.root))
-        recipe = self._artifact.recipe
-        layers = [render_layer(MANIFEST, digest, len(document)), *layers]
-        config = render_config(recipe, [layer["digest"] for layer in layers])
-        manifest = render_manifest(config, layers, {TITLE: recipe.name})
-        for data in (document, config):
+    def _publish(self, image: Image) -> PushResult:
+        for data in (image.document, image.config):
             self._repository.upload_bytes(data)
-        self._repository.publish(manifest)
+        # before the tag, so that the artifact is never visible without its signatures
+        attached = attach_attestations(self._repository, image.descriptor, read_attestations(self._artifact.root))
+        self._repository.publish(image.manifest)
         return PushResult(
             location=self._address,
-            digest=f"sha256:{hashlib.sha256(manifest).hexdigest()}",
-            manifest=f"sha256:{digest}",
-            files=len(layers),
+            digest=image.descriptor.digest,
+            manifest=f"sha256:{self._artifact.digest}",
+            files=len(self._artifact.manifest.files) + 1,
             total_bytes=self._total,
-            sent_bytes=self._sent,
+            sent_bytes=self._uploads.sent_bytes,
+            attestations=attached,
         )
 
-    def _needs_upload(self, record: FileRecord) -> bool:
-        return record.size > SMALL_BYTES and self._known.sha256(record.digest) is None
 
-    def _bring(self, record: FileRecord, sizes: set[int]) -> str:
-        """Return the SHA-256 of a file's content, which the location has afterwards."""
-        path = self._artifact.root / record.path
-        if record.size <= SMALL_BYTES:
-            return self._bring_small(path, record)
-        sha256 = self._known.sha256(record.digest)
-        if sha256 is None and record.size in sizes:
-            sha256 = _checked_sha256(path, record)
-            self._known.learn([(record.digest, sha256)])
-        if sha256 is not None and self._is_present(record, sha256):
-            self._meter(record.size)
-            return sha256
-        with BlobSource(path, record, self._meter) as source:
-            sha256 = self._repository.upload(source)
-        self._count_sent(record.size)
-        self._known.learn([(record.digest, sha256)], self._repository.place)
-        return sha256
+@dataclass(frozen=True)
+class Image:
+    """The documents of an artifact in a registry: its own manifest, the model configuration and the image manifest."""
 
-    def _is_present(self, record: FileRecord, sha256: str) -> bool:
-        digest = f"sha256:{sha256}"
-        places = self._known.places(record.digest)
-        return self._repository.has_blob(digest, record.size) or self._repository.take_blob(digest, record.size, places)
+    document: bytes
+    config: bytes
+    manifest: bytes
 
-    def _bring_small(self, path: Path, record: FileRecord) -> str:
-        data = read_bounded(path, SMALL_BYTES, follow=False)
-        digest = SequentialDigest()
-        digest.update(data)
-        if len(data) != record.size or digest.segments != record.segments:
-            raise DigestMismatch(
-                "the file differs from the artifact's manifest; nothing was published", where=str(path)
-            )
-        if not self._repository.has_blob(f"sha256:{digest.sha256}", record.size):
-            self._repository.upload_bytes(data)
-            self._count_sent(record.size)
-        self._meter(record.size)
-        return digest.sha256
+    @property
+    def descriptor(self) -> Descriptor:
+        """Return the descriptor of the image manifest."""
+        digest = f"sha256:{hashlib.sha256(self.manifest).hexdigest()}"
+        return Descriptor(mediaType=IMAGE_MANIFEST, digest=digest, size=len(self.manifest))
 
-    def _count_sent(self, nbytes: int) -> None:
-        with self._lock:
-            self._sent += nbytes
+
+def render_image(artifact: Artifact, sha256: Mapping[str, str]) -> Image:
+    """Return the documents of an artifact, from the SHA-256 of its files by their BLAKE3 digest, both in hex.
+
+    Raises DigestMismatch if the manifest on disk is not the loaded one any more.
+    """
+    document = read_bounded(artifact.root / MANIFEST, MAX_BYTES, follow=False)
+    if (digest := hashlib.sha256(document).hexdigest()) != artifact.digest:
+        raise DigestMismatch("the manifest was replaced meanwhile", where=str(artifact.root))
+    files = [render_layer(record.path, sha256[record.digest], record.size) for record in artifact.manifest.files]
+    layers = [render_layer(MANIFEST, digest, len(document)), *files]
+    config = render_config(artifact.recipe, [layer["digest"] for layer in layers])
+    return Image(document, config, render_manifest(config, layers, {TITLE: artifact.recipe.name}))
+
+
+def predict_image(artifact: Artifact, on_progress: OnProgress = lambda what, done, total: None) -> Image:
+    """Return the documents that a push of an artifact stores; only files that this machine does not know are read.
+
+    `on_progress` gets (what, bytes done, bytes total). Raises DigestMismatch if a file differs from the manifest.
+    """
+    known, records = BlobIndex(), {record.digest: record for record in artifact.manifest.files}
+    found = {digest: sha256 for digest in records if (sha256 := known.sha256(digest))}
+    missing = [record for digest, record in records.items() if digest not in found]
+    done, total = 0, sum(record.size for record in missing)
+    for record in missing:
+        found[record.digest] = checked_sha256(artifact.root / record.path, record)
+        done += record.size
+        on_progress("hash", done, total)
+    known.learn((record.digest, found[record.digest]) for record in missing)
+    return render_image(artifact, found)
 
 
 def present_sizes(repository: Repository) -> set[int]:
@@ -192,10 +190,3 @@ def present_sizes(repository: Repository) -> set[int]:
                 manifest = parse_image_manifest(tag, repository.manifest(tag))
                 sizes |= {layer.size for layer in manifest.layers}
     return sizes
-
-
-def _checked_sha256(path: Path, record: FileRecord) -> str:
-    digest, sha256 = digest_and_sha256(path)
-    if digest != record.digest:
-        raise DigestMismatch("the file differs from the artifact's manifest; nothing was published", where=str(path))
-    return sha256

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import find_extension
 from trtspec.store.registries.blobs import BlobIndex, BlobSource
-from trtspec.store.registries.http_client import Patience
+from trtspec.store.registries.http_client import Patience, RegistryError
 from trtspec.store.registries.modelpack import Descriptor
 
 LOCATIONS = "trtspec.store.registries.locations"
 EXAMPLES = "e.g. oci://registry.example.com/team/model:v1 or file:models/layout:v1"
+
+
+class UnknownReference(RegistryError):
+    """A location has no manifest with a tag or digest, or no blob with a digest."""
 
 
 class Repository(Protocol):
@@ -34,10 +38,19 @@ class Repository(Protocol):
     reference: str  # the tag or digest of the address; "" if it has none
 
     def manifest(self, reference: str = "") -> bytes:
-        """Return the image manifest with a tag or digest (default: the address's), which is not yet verified."""
+        """Return the image manifest with a tag or digest (default: the address's), which is not yet verified.
 
-    def publish(self, manifest: bytes) -> None:
-        """Store an image manifest, whose blobs are present, under the tag of the address."""
+        Raises UnknownReference if the location has none.
+        """
+
+    def publish(self, manifest: bytes, tag: str = "") -> None:
+        """Store an image manifest, whose blobs are present, under a tag (default: the address's)."""
+
+    def remove(self, tags: Sequence[str]) -> None:
+        """Remove tags and their manifests; blobs without a manifest are removed at once or by the registry's cleanup.
+
+        Unknown tags are ignored. Blobs that a concurrent upload may need are kept.
+        """
 
     def tags(self) -> list[str]:
         """Return the tags, sorted."""
@@ -79,13 +92,26 @@ class Opening:
 
 def is_location(text: str) -> bool:
     """Return whether a text is the address of a location, not a path."""
-    return re.match(r"[a-z][a-z0-9]*://|file:", text) is not None
+    return re.match(r"[a-z][a-z0-9]*://|(file|hf):", text) is not None
 
 
 def open_location(address: str, opening: Opening) -> Repository:
     """Return the open location at SCHEME:REST; raises TrtspecError for an unknown scheme or a malformed address."""
-    scheme, colon, rest = address.partition(":")
-    if not colon or not re.fullmatch(r"[a-z][a-z0-9]*", scheme):
-        raise TrtspecError(f"{address!r} is not the address of a registry or layout", hint=EXAMPLES)
-    opened: Repository = find_extension(LOCATIONS, "LOCATION", scheme, "kind of location")(rest, opening)
+    opened: Repository = _find_location(address)(address.partition(":")[2], opening)
     return opened
+
+
+def check_address(address: str, where: str) -> None:
+    """Raise TrtspecError, which refers to `where`, if an address has no known scheme."""
+    try:
+        _find_location(address)
+    except TrtspecError as error:
+        raise TrtspecError(error.message, where=where, hint=error.hint) from None
+
+
+def _find_location(address: str) -> Callable[[str, Opening], Any]:
+    scheme, colon, _ = address.partition(":")
+    if not colon or not re.fullmatch(r"[a-z][a-z0-9]*", scheme):
+        raise TrtspecError(f"{address[:200]!r} is not the address of a registry or layout", hint=EXAMPLES)
+    found: Callable[[str, Opening], Any] = find_extension(LOCATIONS, "LOCATION", scheme, "kind of location")
+    return found

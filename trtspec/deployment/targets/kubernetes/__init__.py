@@ -40,7 +40,7 @@ from trtspec.deployment.journal import (
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.target import DeployTarget
 from trtspec.deployment.targets.kubernetes import operators, workloads
-from trtspec.deployment.targets.kubernetes.workloads import ClusterSettings, ClusterWorkload, cluster_workload
+from trtspec.deployment.targets.kubernetes.settings import ClusterSettings, ClusterWorkload, cluster_workload
 from trtspec.store.artifact import Artifact
 from trtspec.store.artifact_paths import REPOSITORY
 
@@ -50,7 +50,7 @@ NAME is one of {overlays}.
 
 Ports, inside the cluster only: http {http}, gRPC {grpc}, OpenAI gateway {openai}, metrics {metrics}.
 The network policy admits this namespace and the gateway's ({gateway}), and Prometheus (namespace monitoring)
-to the metrics; egress is denied. Only the OpenAI gateway supports keys, which it reads from the Secret {name}-env
+to the metrics; egress is {egress}. Only the OpenAI gateway supports keys, which it reads from the Secret {name}-env
 (optional, not rendered). Triton's control APIs require a token that is created in each container and never leaves it.
 The pods conform to the Pod Security profile "restricted"."""
 
@@ -99,6 +99,7 @@ def render_kubernetes(workload: ContainerWorkload, repository: Path) -> Rendered
         namespace=settings.namespace,
         gateway=settings.gateway.partition("/")[0],
         overlays=", ".join(OVERLAYS),
+        egress="limited to the registry's port and HTTPS" if settings.pulls else "denied",
         **PORTS,
     )
     base = {
@@ -316,4 +317,5 @@ TARGET = DeployTarget(
     render=render_kubernetes,
     options={each.name.replace("_", "-"): each.metadata["description"] for each in fields(ClusterSettings)},
     fetch_log=fetch_log,
+    pulls=True,
 )

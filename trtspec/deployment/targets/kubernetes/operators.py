@@ -18,15 +18,19 @@ from typing import Any
 from trtspec.backends.serving import StandaloneServer
 from trtspec.core.errors import DeployError
 from trtspec.deployment.containers import ARTIFACT, PORTS, PROPAGATION_S, quantity
-from trtspec.deployment.targets.kubernetes.workloads import (
-    ClusterWorkload,
+from trtspec.deployment.targets.kubernetes.serving_pod import (
     all_labels,
-    cluster_object,
     labels,
     main_container,
+    mounts,
     pod_spec,
     scratch,
     scratch_mounts,
+)
+from trtspec.deployment.targets.kubernetes.settings import ClusterWorkload
+from trtspec.deployment.targets.kubernetes.workloads import (
+    annotated_object,
+    cluster_object,
     served,
     workload_object,
 )
@@ -153,7 +157,6 @@ def _behaviour(workload: ClusterWorkload) -> dict[str, Any]:
 
 MODELS = "/mnt/models"  # mount point of KServe's storage initializer
 PORT = 8000
-URIS = {"pvc": "pvc://", "image": "oci://"}
 CONFIG = "/config"
 
 
@@ -168,25 +171,28 @@ def standalone_engine(workload: ClusterWorkload, repository: Path, artifact: str
 
 
 def llm_inference_service(workload: ClusterWorkload, repository: Path) -> list[dict[str, Any]]:
-    """Return the documents for KServe; a canary joins its stable deployment's group with its weight."""
+    """Return the documents for KServe; a canary joins its stable deployment's group with its weight.
+
+    KServe mounts a claim. An artifact in a registry is mounted as on other pods, with KServe's own storage disabled:
+    for oci:// it requires an image with /models and a shell, and it does not read ModelPack yet
+    (kserve/kserve:pkg/utils/storage.go@v0.20.0).
+    """
     kind, what = workload.settings.volume_reference
-    if kind not in URIS:
-        raise DeployError(
-            f"KServe does not support artifact kind {kind}", hint="--target-option artifact=pvc:... or image:..."
-        )
     engine = standalone_engine(workload, repository, MODELS, workload.settings.form)
     group = workload.settings.canary_of or workload.name
     weight = workload.settings.weight if workload.settings.canary_of else 100
     parallel = workload.recipe.target.parallel
+    own = {} if kind == "pvc" else {"storageInitializer": {"enabled": False}}
     spec = {
-        "model": {"uri": f"{URIS[kind]}{what}", "name": workload.recipe.name},
+        "model": {"uri": f"{'pvc' if kind == 'pvc' else 'oci'}://{what}", "name": workload.recipe.name},
+        **own,
         "replicas": workload.settings.replicas,
         "labels": all_labels(workload),
         "parallelism": {"tensor": parallel.tensor, "pipeline": parallel.pipeline},
         "router": {"gateway": {}, "route": {"group": group, "weight": weight}, "scheduler": {}},
         "template": _kserve_pod(workload, engine),
     }
-    service = cluster_object("serving.kserve.io/v1alpha2", "LLMInferenceService", workload, spec)
+    service = annotated_object("serving.kserve.io/v1alpha2", "LLMInferenceService", workload, spec)
     return [*_config_maps(workload, engine), service]
 
 
@@ -199,7 +205,8 @@ def graph_deployment(workload: ClusterWorkload, repository: Path) -> list[dict[s
         "resources": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
     }
     spec = pod_spec(workload, frontend) | {"volumes": scratch(workload)}
-    spec.pop("affinity", None)
+    for key in ("affinity", "initContainers"):
+        spec.pop(key, None)
     face = {
         "name": "frontend",
         "type": "frontend",
@@ -208,7 +215,7 @@ def graph_deployment(workload: ClusterWorkload, repository: Path) -> list[dict[s
         "podTemplate": _template(workload, spec),
     }
     spec = {"backendFramework": engine.framework, "components": [face, _worker(workload, engine)]}
-    graph = cluster_object("nvidia.com/v1beta1", "DynamoGraphDeployment", workload, spec)
+    graph = annotated_object("nvidia.com/v1beta1", "DynamoGraphDeployment", workload, spec)
     return [*_config_maps(workload, engine), graph]
 
 
@@ -235,21 +242,23 @@ def _worker(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, An
 
 
 def _kserve_pod(workload: ClusterWorkload, engine: StandaloneServer) -> dict[str, Any]:
-    """Return the pod spec for KServe, without the artifact's volume because KServe mounts the model itself."""
+    """Return the pod spec for KServe, without a claim because KServe mounts it itself."""
+    mounted = workload.settings.volume_reference[0] != "pvc"
     name = [f"{engine.name_option}={workload.recipe.name}"] if engine.name_option else []
     command = [*engine.serve, f"--port={PORT}", *name]
     health = {"httpGet": {"path": "/health", "port": PORT, "scheme": "HTTP"}, "timeoutSeconds": 10}
     main = main_container(workload, command) | {
         "name": "main",
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
-        "volumeMounts": scratch_mounts(),
+        "volumeMounts": mounts(workload, MODELS) if mounted else scratch_mounts(),
         "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": workload.startup_s // 10},
         "readinessProbe": {**health, "periodSeconds": 10, "failureThreshold": 3},
         "livenessProbe": {**health, "periodSeconds": 30, "failureThreshold": 5},
         "lifecycle": {"preStop": {"sleep": {"seconds": PROPAGATION_S}}},
     }
     spec = _with_config(pod_spec(workload, main), workload, engine)
-    spec["volumes"] = [each for each in spec["volumes"] if each["name"] != "artifact"]
+    if not mounted:
+        spec["volumes"] = [each for each in spec["volumes"] if each["name"] != "artifact"]
     return spec
 
 

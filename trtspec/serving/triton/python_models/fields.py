@@ -14,6 +14,8 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -84,14 +86,22 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
     "prompt_vocab_size": (0,),
 }
 MAX_SHOWN = 64
+MAX_CACHED = 4096
 ENCODER = json.JSONEncoder()
 
 
-def request_parameters(request: Any) -> dict[str, Any]:
+def request_parameters(request: Any) -> Mapping[str, Any]:
     """Return the parameters of a request; empty if this Triton's Python backend does not report them."""
     text = request.parameters() if hasattr(request, "parameters") else ""
-    found: dict[str, Any] = json.loads(text) if text else {}
-    return found
+    if not text:
+        return {}
+    return _parsed(text) if len(text) <= MAX_CACHED else _parsed.__wrapped__(text)
+
+
+@lru_cache(maxsize=4)  # each request is asked several times
+def _parsed(text: str) -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    return MappingProxyType(found)
 
 
 def check_field_names(parameters: Mapping[str, Any], declared: Collection[str], engine: str) -> None:

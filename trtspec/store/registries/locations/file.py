@@ -2,20 +2,23 @@
 """OCI image layouts on a disk: file:PATH[:TAG], a directory, or one tar file if the path ends in .tar.
 
 Source of the format: opencontainers/image-spec:image-layout.md@v1.1.1. Other tools read both as oci:PATH:TAG and
-oci-archive:PATH. A layout is read as untrusted input. One process writes to a layout at a time; a killed writer leaves
-the old content, and temporary files that the next writer deletes.
+oci-archive:PATH. A layout is read as untrusted input. Several processes may write to a directory at once: they upload
+blobs without a lock and change index.json under one. A tar file has one writer at a time. A killed writer leaves the
+old content, and temporary files that the next writer deletes.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import secrets
 import tarfile
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
@@ -32,22 +35,29 @@ from trtspec.core.files import (
 )
 from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.modelpack import (
-    ARTIFACT_TYPE,
     IMAGE_MANIFEST,
     MAX_MANIFEST_BYTES,
     Descriptor,
     check_digest,
-    dump,
+    parse_image_manifest,
 )
-from trtspec.store.registries.repository import Opening
+from trtspec.store.registries.referrers import (
+    MAX_REFERRERS,
+    Referrer,
+    describe_referrer,
+    is_fallback_tag,
+    read_referrers,
+    render_index,
+)
+from trtspec.store.registries.repository import Opening, UnknownReference
 
-INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
-MAX_INDEX_BYTES = 4 << 20
+MAX_INDEX_BYTES = 32 << 20  # about 80,000 tags
 MAX_MEMBERS = 100_000
 PIECE_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 600.0
+UNUSED_S = 3600.0  # younger blobs without a manifest may be part of a running upload
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _LEFTOVER = re.compile(r"\.upload-[0-9a-f]{16}")
 BLOCK = tarfile.BLOCKSIZE
@@ -75,17 +85,14 @@ class _Layout:
         self.path = path
         self.label = f"file:{path}"
         self.reference = tag
-        self._lock = None
         if opening.for_writing:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _acquired(path)
 
     def interrupt(self) -> None:
         """Nothing waits here; the progress of each transfer ends it."""
 
     def close(self) -> None:
-        if self._lock:
-            self._lock.release()
+        """Nothing is open."""
 
     def failed(self) -> Callable[[Exception], None]:
         def fail(error: Exception) -> None:
@@ -109,12 +116,24 @@ class _Layout:
                     raise TrtspecError(f"the manifest of {reference} is missing", where=str(self.path))
                 check_digest(str(self.path), "the manifest", data, digest)
                 return data
-        raise TrtspecError(
+        raise UnknownReference(
             f"no {reference} in this layout", where=str(self.path), hint=f"trtspec list file:{self.path}"
         )
 
     def tags(self) -> list[str]:
-        return sorted({tag for entry in self._entries() if (tag := _read_tag(entry)) and re.fullmatch(_TAG, tag)})
+        found = {_read_tag(entry) for entry in self._entries()}
+        return sorted(tag for tag in found if re.fullmatch(_TAG, tag) and not is_fallback_tag(tag))
+
+    def referrers(self, digest: str) -> list[Referrer]:
+        """Return the referrers of an image manifest: the manifests of index.json without a tag that name it."""
+        found = read_referrers(entry for entry in self._entries() if not _read_tag(entry))
+        return [each for each in found if self._subject(each) == digest][:MAX_REFERRERS]
+
+    def _subject(self, referrer: Referrer) -> str:
+        """Return the subject of an image manifest, or "" without one."""
+        with suppress(TrtspecError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            return str(json.loads(self.manifest(referrer.digest))["subject"]["digest"])
+        return ""
 
     def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
         return False
@@ -129,16 +148,16 @@ class _Layout:
         except (ValueError, RecursionError, LookupError, TypeError):
             raise TrtspecError("index.json is not valid", where=str(self.path)) from None
 
-    def _render_index(self, manifest: bytes, before: list[dict[str, Any]]) -> bytes:
-        entry = {
-            "mediaType": IMAGE_MANIFEST,
-            "artifactType": ARTIFACT_TYPE,
-            "digest": f"sha256:{hashlib.sha256(manifest).hexdigest()}",
-            "size": len(manifest),
-            "annotations": {REF_NAME: self.reference},
-        }
-        others = [each for each in before if _read_tag(each) != self.reference]
-        return dump({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*others, entry]})
+
+def _render_entry(manifest: bytes, tag: str) -> dict[str, Any]:
+    """Return the entry of index.json for a manifest."""
+    return {
+        "mediaType": IMAGE_MANIFEST,
+        "artifactType": json.loads(manifest)["artifactType"],
+        "digest": f"sha256:{hashlib.sha256(manifest).hexdigest()}",
+        "size": len(manifest),
+        "annotations": {REF_NAME: tag},
+    }
 
 
 class DirectoryLayout(_Layout):
@@ -147,10 +166,14 @@ class DirectoryLayout(_Layout):
     def __init__(self, path: Path, tag: str, opening: Opening) -> None:
         super().__init__(path, tag, opening)
         self._blobs = path / "blobs" / "sha256"
+        self._for_writing, self._timeout_s = opening.for_writing, min(LOCK_TIMEOUT_S, opening.patience.exchange_s)
         if opening.for_writing:
             self._blobs.mkdir(parents=True, exist_ok=True)
             for leftover in filter(lambda each: _LEFTOVER.fullmatch(each.name), self._blobs.iterdir()):
-                leftover.unlink(missing_ok=True)
+                _remove_unless_written(leftover)
+            if not (path / "index.json").exists():
+                with self._changing_index():
+                    """The index exists afterwards."""
 
     def read_file(self, name: str, max_bytes: int) -> bytes | None:
         try:
@@ -161,7 +184,12 @@ class DirectoryLayout(_Layout):
 
     def has_blob(self, digest: str, nbytes: int) -> bool:
         path = self._blobs / digest.removeprefix("sha256:")
-        return path.is_file() and path.stat().st_size == nbytes
+        if not path.is_file() or path.stat().st_size != nbytes:
+            return False
+        if self._for_writing:
+            with suppress(OSError):
+                os.utime(path)  # keeps it from `remove` until its manifest is published
+        return True
 
     def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
         try:
@@ -170,29 +198,85 @@ class DirectoryLayout(_Layout):
                 while piece := file.read(PIECE_BYTES):
                     yield piece
         except FileNotFoundError:
-            raise TrtspecError(f"the blob {blob.digest} is missing", where=str(self.path)) from None
+            raise UnknownReference(f"the blob {blob.digest} is missing", where=str(self.path)) from None
 
     def upload(self, source: BlobSource) -> str:
-        temporary = self._blobs / f".upload-{secrets.token_hex(8)}"
-        try:
-            with temporary.open("xb", buffering=0) as file:
-                for piece in source.pieces(0, source.record.size):
-                    file.write(piece)
-                os.fsync(file.fileno())
+        with self._temporary_file() as (temporary, file):
+            for piece in source.pieces(0, source.record.size):
+                file.write(piece)
+            os.fsync(file.fileno())
             os.rename(temporary, self._blobs / (sha256 := source.sha256()))
             return sha256
-        finally:
-            temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _temporary_file(self) -> Iterator[tuple[Path, BinaryIO]]:
+        """Provide a new file, which no other writer deletes before it is closed."""
+        while True:
+            path = self._blobs / f".upload-{secrets.token_hex(8)}"
+            with path.open("xb", buffering=0) as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                if not path.exists():  # another writer deleted it before it was locked
+                    continue
+                try:
+                    yield path, file
+                finally:
+                    path.unlink(missing_ok=True)
+                return
 
     def upload_bytes(self, data: bytes) -> None:
         replace_file(self._blobs / hashlib.sha256(data).hexdigest(), data)
 
-    def publish(self, manifest: bytes) -> None:
+    def publish(self, manifest: bytes, tag: str = "") -> None:
+        tag = tag or self.reference
         self.upload_bytes(manifest)
         fsync_path(self._blobs)
-        replace_file(self.path / "oci-layout", LAYOUT)
-        before = self._entries() if (self.path / "index.json").exists() else []
-        replace_file(self.path / "index.json", self._render_index(manifest, before))
+        image = parse_image_manifest(self.label, manifest)
+        with self._changing_index() as entries:
+            for blob in (image.config, *image.layers):
+                if not self.has_blob(blob.digest, blob.size):
+                    raise TrtspecError(f"the blob {blob.digest} was removed", where=str(self.path), hint="try again")
+            entries[:] = [each for each in entries if _read_tag(each) != tag]
+            entries.append(_render_entry(manifest, tag))
+
+    def attach(self, manifest: bytes, subject: str) -> None:
+        self.upload_bytes(manifest)
+        fsync_path(self._blobs)
+        with self._changing_index() as entries:
+            entries[:] = _add_referrer(manifest, entries)
+
+    def remove(self, tags: Sequence[str]) -> None:
+        """Remove tags, and blobs that no manifest needs and that nobody has used for UNUSED_S seconds."""
+        with self._locked():
+            entries = [each for each in self._entries() if _read_tag(each) not in tags]
+            replace_file(self.path / "index.json", render_index(entries))
+            needed = {digest for each in entries for digest in self._blobs_of(str(each.get("digest")))}
+            for path in self._blobs.iterdir():
+                is_blob = re.fullmatch("[0-9a-f]{64}", path.name) is not None
+                if is_blob and path.name not in needed and time.time() - path.stat().st_mtime > UNUSED_S:
+                    path.unlink(missing_ok=True)
+
+    def _blobs_of(self, digest: str) -> set[str]:
+        """Return the names of a manifest's blobs and of its own blob."""
+        image = parse_image_manifest(self.label, self.manifest(digest))
+        return {digest.removeprefix("sha256:"), image.config.hex, *(layer.hex for layer in image.layers)}
+
+    @contextmanager
+    def _changing_index(self) -> Iterator[list[dict[str, Any]]]:
+        """Provide the entries of the index for a change, which is written at the end; one writer at a time."""
+        with self._locked():
+            if not (self.path / "oci-layout").exists():
+                replace_file(self.path / "oci-layout", LAYOUT)
+            entries = self._entries() if (self.path / "index.json").exists() else []
+            yield entries
+            replace_file(self.path / "index.json", render_index(entries))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = _acquired(self.path, self._timeout_s)
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 class TarLayout(_Layout):
@@ -200,11 +284,13 @@ class TarLayout(_Layout):
 
     def __init__(self, path: Path, tag: str, opening: Opening) -> None:
         super().__init__(path, tag, opening)
+        self._lock = _acquired(path, LOCK_TIMEOUT_S) if opening.for_writing else None
         self._members = {} if opening.for_writing else read_members(path)
         self._writing = Lock()
         self._temporary: Path | None = None
         self._file: BinaryIO | None = None
         self._end = 0
+        self._attached: list[dict[str, Any]] = []
         if opening.for_writing:
             for leftover in path.parent.glob(f".{path.name}.tmp-*"):
                 leftover.unlink(missing_ok=True)
@@ -217,7 +303,8 @@ class TarLayout(_Layout):
         if self._temporary:
             with suppress(OSError):
                 self._temporary.unlink(missing_ok=True)
-        super().close()
+        if self._lock:
+            self._lock.release()
 
     def read_file(self, name: str, max_bytes: int) -> bytes | None:
         if name not in self._members:
@@ -232,7 +319,7 @@ class TarLayout(_Layout):
 
     def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
         if (name := f"blobs/sha256/{blob.hex}") not in self._members:
-            raise TrtspecError(f"the blob {blob.digest} is missing", where=str(self.path))
+            raise UnknownReference(f"the blob {blob.digest} is missing", where=str(self.path))
         begin, size = self._members[name]
         with open_regular(self.path) as file:
             while offset < size and (piece := os.pread(file.fileno(), min(PIECE_BYTES, size - offset), begin + offset)):
@@ -252,15 +339,23 @@ class TarLayout(_Layout):
     def upload_bytes(self, data: bytes) -> None:
         self._add(f"blobs/sha256/{hashlib.sha256(data).hexdigest()}", data)
 
-    def publish(self, manifest: bytes) -> None:
+    def attach(self, manifest: bytes, subject: str) -> None:
+        """Add a referrer, which becomes visible with the artifact: when `publish` replaces the file."""
+        self.upload_bytes(manifest)
+        self._attached = _add_referrer(manifest, self._attached)
+
+    def publish(self, manifest: bytes, tag: str = "") -> None:
         self.upload_bytes(manifest)
         self._add("oci-layout", LAYOUT)
-        self._add("index.json", self._render_index(manifest, []))
+        self._add("index.json", render_index([*self._attached, _render_entry(manifest, tag or self.reference)]))
         write_all(self._descriptor, bytes(2 * BLOCK), self._end)
         os.fsync(self._descriptor)
         if self._temporary:
             os.rename(self._temporary, self.path)
         fsync_path(self.path.parent)
+
+    def remove(self, tags: Sequence[str]) -> None:
+        raise TrtspecError("a tar file has one tag, which cannot be removed", where=str(self.path), hint="delete it")
 
     @property
     def _descriptor(self) -> int:
@@ -321,15 +416,28 @@ def _opened(path: Path) -> BinaryIO:
         raise TrtspecError(describe_read_error(error), where=str(path)) from None
 
 
-def _acquired(path: Path) -> Any:
+def _remove_unless_written(leftover: Path) -> None:
+    """Delete a temporary file, unless another process writes it."""
+    with suppress(OSError), leftover.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        leftover.unlink()
+
+
+def _acquired(path: Path, timeout_s: float) -> Any:
     from filelock import Timeout
 
-    lock = file_lock(path.with_name(f".{path.name}.lock"), timeout_s=LOCK_TIMEOUT_S)
+    lock = file_lock(path.with_name(f".{path.name}.lock"), timeout_s=timeout_s)
     try:
         lock.acquire()
     except Timeout:
         raise TrtspecError("another process writes to this layout", where=str(path), hint="try again later") from None
     return lock
+
+
+def _add_referrer(manifest: bytes, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of index.json with a referrer, which has no tag, besides the entries `before`."""
+    entry = describe_referrer(manifest)
+    return [*(each for each in before if _read_tag(each) or each.get("digest") != entry["digest"]), entry]
 
 
 def _read_tag(entry: dict[str, Any]) -> str:

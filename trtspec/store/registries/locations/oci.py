@@ -11,45 +11,52 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import quote, urljoin, urlsplit
 
 from trtspec.core.diagnostics import escape_unprintable
 from trtspec.core.errors import DigestMismatch, TrtspecError
-from trtspec.core.files import file_lock, private_directory, replace_file
 from trtspec.core.hashing import SEGMENT_BYTES
 from trtspec.core.http_hosts import is_loopback
 from trtspec.core.image_references import DIGEST, ImageReference, parse_image
-from trtspec.core.paths import cache_dir
-from trtspec.store.digest import compute_digest, dump_checksummed, load_checksummed
 from trtspec.store.registries.authorization import Authorization
 from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.credentials import DOCKER_HUB, find_credentials
 from trtspec.store.registries.http_client import (
+    PARTIAL,
     TRANSIENT,
     Broken,
     RegistryClient,
     RegistryError,
     Reply,
+    read_from,
     require_safe,
     retry_after_s,
     shown,
 )
 from trtspec.store.registries.modelpack import IMAGE_MANIFEST, MAX_MANIFEST_BYTES, Descriptor
-from trtspec.store.registries.repository import Opening
+from trtspec.store.registries.referrers import (
+    INDEX_TYPE,
+    MAX_REFERRERS,
+    Referrer,
+    add_to_index,
+    fallback_tag,
+    is_fallback_tag,
+    parse_index,
+)
+from trtspec.store.registries.repository import Opening, UnknownReference
+from trtspec.store.registries.sessions import UploadSession, remove_old_sessions
 
 CHUNK_BYTES = SEGMENT_BYTES  # what is sent again if a registry drops an interrupted chunk
 MAX_CHUNK_BYTES = 4 << 30  # of a registry that requires larger chunks
-MAX_TAGS, TAGS_PER_PAGE, MAX_TAGS_BYTES = 1000, 100, 1 << 20
+MAX_TAGS, TAGS_PER_PAGE, MAX_TAGS_BYTES = 50_000, 1000, 1 << 20
 EXAMPLE = "e.g. oci://registry.example.com/team/model:v1"
 DOCKER_HUB_API = "registry-1.docker.io"
-SESSION_DAYS = 7
 MAX_STARTS = 3  # of an upload whose bytes the registry rejects at the end
-SESSION_SCHEMA = "trtspec.upload/1"
-OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL, NOT_FOUND = 200, 201, 202, 204, 206, 404
-UNAVAILABLE_RANGE = 416
+OK, CREATED, ACCEPTED, NO_CONTENT, NOT_FOUND = 200, 201, 202, 204, 404
+UNAVAILABLE_RANGE, METHOD_NOT_ALLOWED = 416, 405
+REFUSES_DELETION = {400, METHOD_NOT_ALLOWED, 415, 501}
 # The upload is unknown or has other bytes. Distribution 2.8 sometimes replies so if several clients upload one blob.
 FORGOTTEN = {400, NOT_FOUND}
 
@@ -115,19 +122,18 @@ class OciRepository:
         reply = self._client.exchange("GET", path, headers={"Accept": IMAGE_MANIFEST}, max_bytes=MAX_MANIFEST_BYTES)
         if reply.status == NOT_FOUND:
             message = f"oci://{self.place} has no {reference}"
-            raise RegistryError(message, hint=f"trtspec list oci://{self.place} shows its tags")
+            raise UnknownReference(message, hint=f"trtspec list oci://{self.place} shows its tags")
         if reply.status != OK:
             raise rejection(reply, "the manifest cannot be read")
-        found = f"sha256:{hashlib.sha256(reply.body).hexdigest()}"
-        announced = reply.headers.get("docker-content-digest", found)
-        expected = reference if re.fullmatch(DIGEST, reference) else announced
-        if re.fullmatch(DIGEST, expected) and found != expected:
-            raise DigestMismatch(f"the manifest has the digest {found}, expected {expected}", where=shown(reply.url))
+        check_announced(reply, reference)
         return reply.body
 
-    def publish(self, manifest: bytes) -> None:
-        path = f"{self.base}/manifests/{self.reference}"
-        reply = self._client.exchange("PUT", path, headers={"Content-Type": IMAGE_MANIFEST}, body=manifest)
+    def publish(self, manifest: bytes, tag: str = "") -> None:
+        self._store(tag or self.reference, manifest, IMAGE_MANIFEST)
+
+    def _store(self, reference: str, manifest: bytes, media_type: str) -> Reply:
+        path = f"{self.base}/manifests/{reference}"
+        reply = self._client.exchange("PUT", path, headers={"Content-Type": media_type}, body=manifest)
         if reply.status != CREATED:
             raise rejection(reply, "the manifest was not accepted")
         found = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
@@ -135,6 +141,65 @@ class OciRepository:
             raise DigestMismatch(
                 f"the registry stored the manifest as {stored[:80]}, sent {found}", where=shown(reply.url)
             )
+        return reply
+
+    def attach(self, manifest: bytes, subject: str) -> None:
+        """Store a referrer; a registry that does not confirm its subject gets an index under the fallback tag."""
+        digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+        if self._store(digest, manifest, IMAGE_MANIFEST).headers.get("oci-subject") == subject:
+            return
+        add_to_index(
+            self.label,
+            manifest,
+            lambda: self._index(f"manifests/{fallback_tag(subject)}"),
+            lambda index: self._store_index(fallback_tag(subject), index),
+        )
+
+    def _store_index(self, tag: str, index: bytes) -> None:
+        self._store(tag, index, INDEX_TYPE)
+
+    def referrers(self, digest: str) -> list[Referrer]:
+        path, found = f"referrers/{digest}", list[Referrer]()
+        while path and len(found) < MAX_REFERRERS:
+            reply = self._get_index(path)
+            if reply is None:
+                break
+            found += parse_index(shown(reply.url), reply.body)
+            path = self._following(reply).removeprefix(f"{self.base}/")
+        if not found and (data := self._index(f"manifests/{fallback_tag(digest)}")) is not None:
+            found = parse_index(self.label, data)
+        return found[:MAX_REFERRERS]
+
+    def _index(self, path: str) -> bytes | None:
+        reply = self._get_index(path)
+        return reply.body if reply else None
+
+    def _get_index(self, path: str) -> Reply | None:
+        """Return the reply with an image index, or None if it is missing or the registry does not list referrers."""
+        headers = {"Accept": INDEX_TYPE}
+        reply = self._client.exchange("GET", f"{self.base}/{path}", headers=headers, max_bytes=MAX_MANIFEST_BYTES)
+        if reply.status in FORGOTTEN | {METHOD_NOT_ALLOWED}:
+            return None
+        if reply.status != OK:
+            raise rejection(reply, "the list of referrers cannot be read")
+        check_announced(reply)
+        return reply
+
+    def remove(self, tags: Sequence[str]) -> None:
+        """Delete manifests by their digests, as registries require; the registry's own cleanup removes the blobs."""
+        for tag in tags:
+            try:
+                digest = f"sha256:{hashlib.sha256(self.manifest(tag)).hexdigest()}"
+            except UnknownReference:
+                continue
+            reply = self._client.exchange("DELETE", f"{self.base}/manifests/{digest}")
+            if reply.status in REFUSES_DELETION:
+                hint = "enable deletion in the registry (Distribution: storage.delete.enabled), or use its own tools"
+                raise RegistryError(
+                    f"the registry does not delete manifests: {reason(reply)}", where=self.label, hint=hint
+                )
+            if reply.status not in (OK, ACCEPTED, NO_CONTENT, NOT_FOUND):
+                raise rejection(reply, "the manifest was not deleted")
 
     def tags(self) -> list[str]:
         path, found = f"{self.base}/tags/list?n={TAGS_PER_PAGE}", set[str]()
@@ -148,9 +213,13 @@ class OciRepository:
             if not page - found:
                 break
             found |= page
-            following = re.match(r'\s*<([^>]+)>;\s*rel="?next"?', reply.headers.get("link", ""))
-            path = self._same_origin(urljoin(reply.url, following[1])) if following else ""
-        return sorted(found)[:MAX_TAGS]
+            path = self._following(reply)
+        return sorted(tag for tag in found if not is_fallback_tag(tag))[:MAX_TAGS]
+
+    def _following(self, reply: Reply) -> str:
+        """Return the path of the next page, or ""."""
+        following = re.match(r'\s*<([^>]+)>;\s*rel="?next"?', reply.headers.get("link", ""))
+        return self._same_origin(urljoin(reply.url, following[1])) if following else ""
 
     def _same_origin(self, url: str) -> str:
         parts = urlsplit(url)
@@ -169,20 +238,16 @@ class OciRepository:
             if response.status in TRANSIENT:
                 found = {name.lower(): value for name, value in response.getheaders()}
                 raise Broken(f"HTTP status {response.status}", retry_after_s(found))
+            if response.status == NOT_FOUND:
+                raise UnknownReference(
+                    f"a file is missing: {blob.digest}", where=shown(urljoin(self._client.origin, path))
+                )
             if response.status not in (OK, PARTIAL):
                 body = response.read(4096)
                 raise rejection(
                     Reply(urljoin(self._client.origin, path), response.status, {}, body), "a file is missing"
                 )
-            skipped = 0 if response.status == PARTIAL else offset
-            given = re.match(r"bytes ([0-9]+)-", response.getheader("Content-Range", ""))
-            if response.status == PARTIAL and (given is None or int(given[1]) != offset):
-                raise Broken("the registry sent another range than the requested one")
-            for piece in pieces:
-                rest = piece[skipped:]
-                skipped -= len(piece) - len(rest)
-                if rest:
-                    yield rest
+            yield from read_from(response, pieces, offset)
 
     def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
         """Mount a blob from another repository of this registry; return False if the registry does not mount."""
@@ -215,7 +280,7 @@ class OciRepository:
 
     def upload(self, source: BlobSource) -> str:
         """Upload a file in chunks, continuing the session of an interrupted upload of the same content."""
-        session = _Session(self.place, source.record.digest)
+        session = UploadSession(self.place, source.record.digest)
         try:
             digest = _Upload(self, self._client, source, session).run()
         finally:
@@ -248,12 +313,12 @@ class _Upload:
     """The upload of one file: chunks in sequence, each from the offset that the registry confirms."""
 
     def __init__(
-        self, repository: OciRepository, client: RegistryClient, source: BlobSource, session: _Session
+        self, repository: OciRepository, client: RegistryClient, source: BlobSource, session: UploadSession
     ) -> None:
         self._repository, self._client, self._source, self._session = repository, client, source, session
         self._size = source.record.size
         self._chunk_bytes = CHUNK_BYTES
-        self._url = session.url
+        self._url = str(session.state.get("url", ""))
 
     def run(self) -> str:
         """Return the SHA-256 of the uploaded file, in hex."""
@@ -289,7 +354,7 @@ class _Upload:
 
     def _keep(self, url: str) -> None:
         self._url = url
-        self._session.keep(url)
+        self._session.keep({"url": url})
 
     def _forget(self) -> None:
         if self._url:
@@ -348,52 +413,6 @@ class _WrongContent(Exception):
     """The registry received something else than the file; the upload starts again."""
 
 
-class _Session:
-    """The upload address of an interrupted upload, in a private file of the cache; one process uses it at a time."""
-
-    def __init__(self, place: str, blake3: str) -> None:
-        from filelock import Timeout
-
-        key = compute_digest("trtspec.upload", (place, blake3))
-        self._path: Path | None = None
-        self._lock = None
-        self.url = ""
-        try:
-            folder = private_directory(cache_dir() / "uploads")
-            lock = file_lock(folder / f"{key}.lock", timeout_s=0)
-            lock.acquire()
-        except (OSError, Timeout):  # a full disk, or another process uploads the same: this upload cannot be resumed
-            return
-        self._lock, self._path = lock, folder / f"{key}.json"
-        self.url = str((load_checksummed(SESSION_SCHEMA, self._path) or {"url": ""})["url"])
-
-    def keep(self, url: str) -> None:
-        if self._path and url != self.url:
-            with suppress(OSError):
-                replace_file(self._path, dump_checksummed(SESSION_SCHEMA, {"url": url}), mode=0o600, durable=False)
-        self.url = url
-
-    def forget(self) -> None:
-        self.url = ""
-        if self._path:
-            self._path.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        if self._lock and self._path:
-            if not self._path.exists():
-                with suppress(OSError):
-                    self._path.with_suffix(".lock").unlink(missing_ok=True)
-            self._lock.release()
-
-
-def remove_old_sessions(now_s: float) -> None:
-    """Remove the sessions of uploads that were interrupted long ago; registries have removed them as well."""
-    with suppress(OSError):
-        for path in (cache_dir() / "uploads").iterdir():
-            if now_s - path.stat().st_mtime > SESSION_DAYS * 86400:
-                path.unlink(missing_ok=True)
-
-
 def _confirmed(reply: Reply) -> int | None:
     """Return the number of bytes that a Range header confirms, or None without one.
 
@@ -409,6 +428,15 @@ def _confirmed(reply: Reply) -> int | None:
 def with_digest(url: str, digest: str) -> str:
     """Return the address that completes an upload."""
     return f"{url}{'&' if urlsplit(url).query else '?'}digest={quote(digest)}"
+
+
+def check_announced(reply: Reply, reference: str = "") -> None:
+    """Raise DigestMismatch if a manifest's digest is not `reference`, unless that is a tag, or not the reply's own."""
+    found = f"sha256:{hashlib.sha256(reply.body).hexdigest()}"
+    announced = reply.headers.get("docker-content-digest", found)
+    expected = reference if re.fullmatch(DIGEST, reference) else announced
+    if re.fullmatch(DIGEST, expected) and found != expected:
+        raise DigestMismatch(f"the manifest has the digest {found}, expected {expected}", where=shown(reply.url))
 
 
 def _parse_tags(reply: Reply) -> set[str]:

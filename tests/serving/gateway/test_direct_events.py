@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events that the gateway writes without a task: slow readers, clients that leave, and characters in several tokens."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.gateway.running import RunningGateway, serve_gateway, wait_until
+from tests.serving.gateway.scripted import TIMEOUT_S, Scripted, final, scripted
+from tests.serving.triton.artifact import make_tokenizer
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.engine.generation.text import TextPieces
+from trtspec.serving.gateway.config import GatewayConfig, GatewayLimits
+from trtspec.serving.gateway.generation import ChatFormat, CompletionFormat, Delta, TokenGeneration
+from trtspec.serving.gateway.parameters import read_parameters
+
+FAST = 63
+WRITE_TIMEOUT_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer with one token per byte."""
+    return make_tokenizer(tmp_path_factory.mktemp("bytes") / "tokenizer")
+
+
+class Reader:
+    """A client with a small receive buffer that reads the events of its stream when it is told to."""
+
+    def __init__(self, port: int, max_tokens: int, buffer: int = 1 << 16) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        self._socket.settimeout(TIMEOUT_S)
+        self._socket.connect(("127.0.0.1", port))
+        asked = {"model": "m", "prompt": [1, 2], "max_tokens": max_tokens, "stream": True, "temperature": 0}
+        body = json.dumps(asked).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+        self._socket.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        self._data = b""
+
+    def read(self, text: str) -> None:
+        """Read until the events have this text; fails if they have another one."""
+        while len(found := self.text()) < len(text):
+            part = self._socket.recv(1 << 16)
+            assert part, self._data[-300:]
+            self._data += part
+        assert found == text
+
+    def end(self) -> None:
+        """Read until the end of the stream."""
+        while b"data: [DONE]" not in self._data:
+            part = self._socket.recv(1 << 16)
+            assert part, self._data[-300:]
+            self._data += part
+
+    def text(self) -> str:
+        lines = self._data.split(b"\r\n")
+        events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {") and line.endswith(b"\n\n")]
+        return "".join(choice["text"] for event in events for choice in event["choices"])
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Texts:
+    """The texts of a scripted server, which end when the test says so; streams are numbered in their order."""
+
+    def __init__(self, server: Scripted) -> None:
+        self._server, self.streams = server, list[int]()
+        self._made: dict[int, int] = {}
+        self._over = threading.Event()
+        server.text = self._answer
+
+    def deliver(self, stream: int, text: str) -> None:
+        ids = [byte - 32 for byte in text.encode()]  # the first token is '!', id 1
+        self._made[stream] = self._made.get(stream, 0) + len(ids)
+        self._server.deliver(stream, *ids)
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _answer(self, stream: int) -> Iterator[Any]:
+        self.streams.append(stream)
+        assert self._over.wait(TIMEOUT_S)
+        yield final(total=self._made.get(stream, 0))
+
+
+@contextmanager
+def gateway(tokenizer: Path, streams: int) -> Iterator[tuple[Texts, RunningGateway]]:
+    limits = GatewayLimits(write_timeout_s=WRITE_TIMEOUT_S, max_texts=streams, drain_s=2.0)
+    with scripted(streams) as (server, address):
+        config = GatewayConfig(address, 0, "m", "tensorrt_llm", str(tokenizer), 1 << 20, 4000, limits=limits)
+        texts = Texts(server)
+        try:
+            with serve_gateway(config) as entry:
+                yield texts, entry
+        finally:
+            texts.end()
+
+
+def open_stream(texts: Texts, entry: RunningGateway, stack: ExitStack, buffer: int = 1 << 16) -> tuple[Reader, int]:
+    """Return a reader and the number of its stream, whose response has begun with the text "a"."""
+    count = len(texts.streams)
+    reader = Reader(entry.config.port, 1 << 19, buffer)
+    stack.callback(reader.close)
+    wait_until(lambda: len(texts.streams) > count)
+    texts.deliver(texts.streams[-1], "a")
+    reader.read("a")
+    return reader, texts.streams[-1]
+
+
+def test_slow_reader_does_not_delay_others_and_is_cancelled(tokenizer: Path) -> None:
+    with gateway(tokenizer, FAST + 1) as (texts, entry), ExitStack() as stack:
+        _, slow = open_stream(texts, entry, stack, buffer=1 << 12)
+        fast = [open_stream(texts, entry, stack) for _ in range(FAST)]
+        for _ in range(12):  # until no buffer takes more, and beyond
+            texts.deliver(slow, "s" * 40_000)
+            for _, stream in fast:
+                texts.deliver(stream, "f")
+        for reader, _ in fast:
+            reader.read("a" + "f" * 12)
+        wait_until(lambda: entry.metric('trtspec_openai_broken_streams_total{reason="slow_client"}') == 1)
+        for _, stream in fast:
+            texts.deliver(stream, "g")
+        for reader, _ in fast:
+            reader.read("a" + "f" * 12 + "g")
+        assert entry.metric("trtspec_openai_texts_in_flight") == FAST
+
+
+def test_reader_that_pauses_gets_every_token_in_order(tokenizer: Path) -> None:
+    with gateway(tokenizer, 1) as (texts, entry), ExitStack() as stack:
+        reader, stream = open_stream(texts, entry, stack, buffer=1 << 12)
+        expected = "a"
+        for number in range(300):
+            part = f"<{number}>" * 200
+            expected += part
+            texts.deliver(stream, part)
+            if number % 60 == 59:
+                reader.read(expected)  # the gateway has stopped writing meanwhile
+        texts.end()
+        reader.end()
+        assert reader.text() == expected
+
+
+def test_client_that_leaves_within_its_text_ends_it_alone(tokenizer: Path) -> None:
+    with gateway(tokenizer, 2) as (texts, entry), ExitStack() as stack:
+        leaving, left = open_stream(texts, entry, stack)
+        staying, stream = open_stream(texts, entry, stack)
+        texts.deliver(left, "b")
+        leaving.read("ab")
+        leaving.close()
+        texts.deliver(left, "c")
+        texts.deliver(stream, "b")
+        wait_until(lambda: entry.metric('trtspec_openai_broken_streams_total{reason="client_left"}') == 1)
+        texts.deliver(left, "d")
+        texts.deliver(stream, "c")
+        texts.end()
+        staying.end()
+        assert staying.text() == "abc"
+        assert entry.metric("trtspec_openai_texts_in_flight") == 0
+
+
+TEXT = "na\u00efve \U0001f642 \u5317\u4eac END of it"
+
+
+@pytest.mark.parametrize("stop", [[], ["END"], ["\u4eac E"]])
+def test_text_is_the_same_for_any_two_divisions_of_its_tokens(tokenizer: Path, stop: list[str]) -> None:
+    bytewise = Tokenizer(tokenizer)
+    pieces, ids = TextPieces(bytewise), bytewise.encode(TEXT, False)
+    asked = read_parameters({"model": "m", "prompt": "x", "max_tokens": 100, "stop": stop}, chat=False)
+
+    def shown(places: tuple[int, ...]) -> str:
+        """Return the text of parts that end at the given places; they are pushed, and the last is a response."""
+        state, text, begun = TokenGeneration(asked, (1,), bytewise, pieces), "", 0
+        for place in places:
+            delta = state.take_ids(ids[begun:place])
+            begun = place
+            text += delta if isinstance(delta, str) else delta.text
+            if isinstance(delta, Delta) and delta.finish_reason:
+                return text
+        raw = b"".join(token.to_bytes(4, "little") for token in ids[begun:])
+        return text + state.take({"output_ids": raw}, last=True).text
+
+    expected = TEXT.split(stop[0], maxsplit=1)[0] if stop else TEXT
+    assert {shown(places) for places in combinations(range(len(ids) + 1), 2)} == {expected}
+    assert shown(tuple(range(len(ids)))) == expected
+
+
+@pytest.mark.parametrize("kind", [CompletionFormat, ChatFormat])
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_event_of_a_text_equals_the_chunk_of_its_delta(kind: type[CompletionFormat], include_usage: bool) -> None:
+    form = kind('m"%s{}\u00e9', texts_a_prompt=1, include_usage=include_usage, draft_len=0, fingerprint="trtspec-1")
+    render = form.text_chunk(0)
+    for text in ("a", '"\\\n\x00\x7f', "\u5317\U0001f642", "\ud83d", "%d {0}"):
+        assert render(text) == form.chunk(0, Delta(text), first=False)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels of nodes, what a step requires of a node, and the explanation if no node fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+MAX_LISTED = 6  # groups of equal nodes in an explanation
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a step requires of its node: labels with their values, and a number of devices (GPUs)."""
+
+    labels: Labels = ()
+    devices: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"{name}={value}" for name, value in self.labels]
+        return " ".join(parts + ([f"GPUs>={self.devices}"] if self.devices else [])) or "any node"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a pool; `slots` is the number of steps that it runs at once. `fits_all` ignores requirements."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    slots: int = 1
+    devices: int = 0
+    fits_all: bool = False
+
+    def lacks(self, requirement: Requirement) -> list[str]:
+        """Return the parts of a requirement that this node does not meet."""
+        if self.fits_all:
+            return []
+        missing = [f"{name}={value}" for name, value in requirement.labels if self.labels.get(name) != value]
+        return missing + ([f"GPUs>={requirement.devices}"] if requirement.devices > self.devices else [])
+
+
+def choose_requirement(alternatives: Sequence[Requirement], nodes: Iterable[Node]) -> Requirement | None:
+    """Return the first alternative that any node meets, or None."""
+    present = list(nodes)
+    return next((each for each in alternatives if any(not node.lacks(each) for node in present)), None)
+
+
+def explain_unplaceable(alternatives: Sequence[Requirement], nodes: Sequence[Node]) -> str:
+    """Return why no node meets any of the alternatives: what each group of equal nodes lacks."""
+    wanted = " or ".join(map(str, alternatives))
+    if not nodes:
+        return f"it requires {wanted}, and the pool has no nodes"
+    groups: dict[tuple[Labels, int], list[str]] = {}
+    for node in nodes:
+        groups.setdefault((tuple(sorted(node.labels.items())), node.devices), []).append(node.name)
+    lines = []
+    for (labels, devices), names in list(groups.items())[:MAX_LISTED]:
+        lacking = min((Node("", dict(labels), 1, devices).lacks(each) for each in alternatives), key=len)
+        having = ", ".join(f"{name}={value}" for name, value in labels) or "no labels"
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        gpus = f", GPUs={devices}" if devices else ""
+        lines.append(f"{names[0]}{more} ({having}{gpus}) lacks {', '.join(lacking)}")
+    if len(groups) > MAX_LISTED:
+        lines.append(f"{len(groups) - MAX_LISTED} further groups of nodes do not fit either")
+    return f"it requires {wanted}; " + "; ".join(lines)

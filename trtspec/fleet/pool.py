@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interface of a pool of workers, and the events that it reports.
+
+A module of `fleet/pools` registers a kind of pool by defining `POOL`. `--on NAME[:ADDRESS]` selects it by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trtspec.core.registry import find_extension
+from trtspec.fleet.labels import Node, Requirement
+from trtspec.store.step import Step
+
+PACKAGE, ATTRIBUTE = "trtspec.fleet.pools", "POOL"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error of a step that the user can fix, or a bug (`is_bug`), whose `message` is then the traceback."""
+
+    message: str
+    where: str | None = None
+    hint: str | None = None
+    exit_code: int = 100
+    is_bug: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a step on a worker.
+
+    "missing" means that the worker's store lacks the inputs `missing` (keys), so that the step did not run.
+    """
+
+    status: Literal["built", "fetched", "hit", "failed", "missing"]
+    node: str
+    seconds: float = 0.0
+    failure: Failure | None = None
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    key: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Advanced:
+    key: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Message:
+    key: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    key: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The worker or its node ended before the step did; the step can run again elsewhere."""
+
+    key: str
+    node: str
+    reason: str
+
+
+Event = Started | Advanced | Message | Finished | Lost
+
+
+@dataclass(frozen=True)
+class Task:
+    """A step to run on a node that meets the requirement, when the outputs of its dependencies are available."""
+
+    step: Step
+    requirement: Requirement = field(default_factory=Requirement)
+
+
+class Pool(ABC):
+    """Workers that run steps. All methods return within a bound; TrtspecError means that the pool is unusable.
+
+    Attributes:
+        shares_store: true if all workers use the driver's store directory.
+    """
+
+    shares_store: bool = True
+
+    @abstractmethod
+    def nodes(self) -> list[Node]:
+        """Return the nodes that are alive."""
+
+    @abstractmethod
+    def submit(self, task: Task) -> None:
+        """Queue a task; the pool reports exactly one Finished or Lost for it, unless it is cancelled."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> Sequence[Event]:
+        """Return the events since the last call; wait for the first one up to `timeout_s`."""
+
+    @abstractmethod
+    def cancel(self, key: str) -> None:
+        """Stop the task of a step; no further events of it are reported."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop all tasks and release the workers."""
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """Arguments for opening a pool: the part of `--on` after the name, and this machine's devices."""
+
+    address: str = ""
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PoolKind:
+    """A kind of pool. `is_remote` is that of its pools; `open` raises TrtspecError for an invalid address."""
+
+    summary: str
+    open: Callable[[PoolOptions], Pool]
+    is_remote: bool = False
+
+
+def find_pool(on: str) -> tuple[PoolKind, str]:
+    """Return the kind of pool and the address of `--on`; raise TrtspecError, with the known names, for another name."""
+    name, _, address = on.partition(":")
+    kind: PoolKind = find_extension(PACKAGE, ATTRIBUTE, name, "pool")
+    return kind, address

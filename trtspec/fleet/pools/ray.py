@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers on a Ray cluster: `--on ray` starts one on this machine, `ray://HOST:PORT` and `ray:HOST:PORT` use another.
+
+Each step is one Ray task on a node whose labels fit. Ray's own retries are off, because the scheduler counts them. Ray
+serializes steps and results with pickle, so a cluster is as trusted as its machines; outputs are verified by the store.
+Calls that Ray may never return from (an unreachable address, a lost head node) run in a thread with a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.installation import __version__
+from trtspec.core.paths import store_dir
+from trtspec.fleet.labels import Node
+from trtspec.fleet.pool import (
+    Advanced,
+    Event,
+    Failure,
+    Finished,
+    Lost,
+    Message,
+    Outcome,
+    Pool,
+    PoolKind,
+    PoolOptions,
+    Started,
+    Task,
+)
+from trtspec.fleet.worker import code_digest, run_step
+from trtspec.store.step import Step, StepProgress
+from trtspec.store.store import Store
+from trtspec.store.team.environment import open_remote
+
+log = logging.getLogger(__name__)
+
+CONNECT_S, START_S, PROBE_S, CALL_S = 5.0, 60.0, 90.0, 30.0
+STOP_S = 10.0  # for steps to clean up, before their processes are killed
+REPORT_S = 0.5
+OBJECT_STORE_BYTES = 100 << 20  # outputs move through the store: results are a few hundred bytes
+LOOPBACK = "127.0.0.1"
+REMOTE = "TRTSPEC_REMOTE"
+ACCELERATOR, GPU = "ray.io/accelerator-type", "gpu"  # Ray detects the first; the second is a user's
+INTERNAL = "ray.io/"
+AGAIN = "run the same command again: finished steps are cached"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a node reports about itself: versions, its store, and whether it sees the driver's store."""
+
+    version: str
+    code: str
+    python: str
+    store: str
+    shares_store: bool
+    remote: str
+
+
+class Board:
+    """Actor that collects the progress of running steps between two looks of the driver."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+
+    def take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+
+class _Reporter(StepProgress):
+    """Sends a step's progress to the board, at most every REPORT_S; steps report from several threads."""
+
+    def __init__(self, step: Step, board: Any) -> None:
+        self._key, self._board = step.key, board
+        self._bytes, self._sent_at, self._lock = 0, time.monotonic(), Lock()
+
+    def advance(self, n_bytes: int) -> None:
+        with self._lock:
+            self._bytes += n_bytes
+            if self._bytes and time.monotonic() - self._sent_at >= REPORT_S:
+                self._board.put.remote(Advanced(self._key, self._bytes))
+                self._bytes, self._sent_at = 0, time.monotonic()
+
+    def set_message(self, text: str) -> None:
+        self._board.put.remote(Message(self._key, text))
+
+
+def probe(token: str) -> Site:
+    """Return the facts of the node that runs this task; `token` is a file in the driver's store."""
+    shares = (store_dir() / token).exists()
+    return Site(
+        __version__, code_digest(), platform.python_version(), str(store_dir()), shares, os.environ.get(REMOTE, "")
+    )
+
+
+def run_task(step: Step, code: str, remote: str, board: Any) -> Outcome:
+    """Run a step in a Ray worker; `code` is the digest of the driver's trtspec."""
+    import ray
+
+    context = ray.get_runtime_context()
+    node = context.get_node_id()
+    if code_digest() != code:
+        failure = Failure(f"the node has trtspec {__version__} with other code than this machine", hint=SAME_HINT)
+        return Outcome("failed", node, failure=failure)
+    if remote:
+        os.environ.setdefault(REMOTE, remote)
+    board.put.remote(Started(step.key, node))
+    devices = tuple(context.get_accelerator_ids().get("GPU", ()))
+    store = Store(store_dir(), remote=open_remote())
+    return run_step(step, store, node, lambda total: _Reporter(step, board), devices)
+
+
+SAME_HINT = f"install the same trtspec ({__version__}) on all nodes, and restart Ray there"
+
+
+class RayPool(Pool):
+    """Runs each step as a Ray task. `cluster` describes the cluster for messages."""
+
+    def __init__(self, ray: Any, cluster: str) -> None:
+        self._ray, self._cluster = ray, cluster
+        self._code, self._remote = code_digest(), os.environ.get(REMOTE, "")
+        self._tasks: dict[Any, Task] = {}
+        self._nodes: dict[str, Node] = {}
+        self._labels: dict[str, dict[str, str]] = {}  # as Ray has them
+        self._board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
+        self._run = ray.remote(max_retries=0)(run_task)
+        self._look: Any = None
+        self._looked_at = 0.0
+        self.shares_store = self._check_sites()
+
+    def nodes(self) -> list[Node]:
+        """Return the living nodes with a processor for steps."""
+        found = _bounded(self._ray.nodes, CALL_S, f"{self._cluster} does not respond")
+        living = [each for each in found if each["Alive"] and each["Resources"].get("CPU", 0) >= 1]
+        hosts = [each["NodeManagerHostname"] for each in living]
+        self._nodes, self._labels = {}, {}
+        for each in living:
+            host, identity = each["NodeManagerHostname"], each["NodeID"]
+            name = host if hosts.count(host) == 1 else f"{host}-{identity[:6]}"
+            raw, resources = each.get("Labels", {}), each["Resources"]
+            labels = {label: value for label, value in raw.items() if not label.startswith(INTERNAL)}
+            if kind := raw.get(ACCELERATOR):
+                labels.setdefault(GPU, kind.lower())
+            self._labels[identity] = raw
+            self._nodes[identity] = Node(name, labels, int(resources["CPU"]), int(resources.get("GPU", 0)))
+        return list(self._nodes.values())
+
+    def submit(self, task: Task) -> None:
+        options = {"num_cpus": 1, "num_gpus": task.requirement.devices, "label_selector": self._selector(task)}
+        ref = self._run.options(**options).remote(task.step, self._code, self._remote, self._board)
+        self._tasks[ref] = task
+
+    def wait(self, timeout_s: float) -> Sequence[Event]:
+        with _explain_lost_connection(self._cluster):
+            refs = [*self._tasks, *self._board_look()]
+            self._ray.wait(refs, num_returns=1, timeout=timeout_s)
+            ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+            events = [event for ref in ready for event in self._receive(ref)]
+        # Progress may arrive after the end of its step.
+        return sorted(events, key=lambda event: isinstance(event, Finished | Lost))
+
+    def cancel(self, key: str) -> None:
+        for ref in [ref for ref, task in self._tasks.items() if task.step.key == key]:
+            del self._tasks[ref]
+            _bounded(partial(self._ray.cancel, ref, force=True), CALL_S, f"{self._cluster} does not respond")
+
+    def close(self) -> None:
+        """Interrupt running steps so that they clean up, then disconnect, which kills what still runs."""
+        refs, self._tasks = list(self._tasks), {}
+        try:
+            _bounded(lambda: self._stop(refs), 2 * STOP_S, "")
+        except TrtspecError:
+            log.info("%s: steps were not stopped in time", self._cluster)
+        try:
+            _bounded(self._ray.shutdown, CALL_S, "")
+        except TrtspecError:
+            log.info("%s: no orderly end of the connection", self._cluster)
+
+    def _stop(self, refs: list[Any]) -> None:
+        for ref in refs:
+            self._ray.cancel(ref, force=False)
+        if refs:
+            _, running = self._ray.wait(refs, num_returns=len(refs), timeout=STOP_S)
+            for ref in running:
+                self._ray.cancel(ref, force=True)
+
+    def _selector(self, task: Task) -> dict[str, str]:
+        """Return the labels that Ray matches: the user's, or for a GPU's kind those that Ray detected."""
+        wanted = dict(task.requirement.labels)
+        fitting = next((key for key, node in self._nodes.items() if not node.lacks(task.requirement)), "")
+        raw = self._labels.get(fitting, {})
+        if GPU in wanted and GPU not in raw and ACCELERATOR in raw:
+            del wanted[GPU]
+            wanted[ACCELERATOR] = raw[ACCELERATOR]
+        return wanted
+
+    def _board_look(self) -> list[Any]:
+        if self._look is None and time.monotonic() - self._looked_at >= REPORT_S:
+            self._look, self._looked_at = self._board.take.remote(), time.monotonic()
+        return [self._look] if self._look is not None else []
+
+    def _receive(self, ref: Any) -> list[Event]:
+        if ref == self._look:
+            return self._progress()
+        task = self._tasks.pop(ref)
+        key, errors = task.step.key, self._ray.exceptions
+        try:
+            outcome = self._ray.get(ref, timeout=CALL_S)
+        except errors.TaskCancelledError:
+            return [Lost(key, "the cluster", "the task was cancelled")]
+        except errors.RayTaskError as error:
+            return [Finished(key, Outcome("failed", "the cluster", failure=_import_failure(error)))]
+        except errors.RayError as error:
+            return [Lost(key, "a node", _first_line(error))]
+        return [Finished(key, replace(outcome, node=self._name(outcome.node)))]
+
+    def _progress(self) -> list[Event]:
+        look, self._look = self._look, None
+        try:
+            events = self._ray.get(look, timeout=CALL_S)
+        except self._ray.exceptions.RayError:  # its node was lost; Ray starts it elsewhere
+            return []
+        running = {task.step.key for task in self._tasks.values()}
+        named = [replace(each, node=self._name(each.node)) if isinstance(each, Started) else each for each in events]
+        return [each for each in named if each.key in running]
+
+    def _name(self, identity: str) -> str:
+        if identity not in self._nodes:
+            self.nodes()
+        return self._nodes[identity].name if identity in self._nodes else identity[:8]
+
+    def _check_sites(self) -> bool:
+        """Return whether all nodes share the driver's store; raise TrtspecError for nodes that cannot take part."""
+        nodes = self.nodes()
+        sites = self._probe_sites()
+        names = {identity: node.name for identity, node in self._nodes.items()}
+        if nodes and not sites:
+            raise TrtspecError(f"no node of {self._cluster} answered within {PROBE_S:.0f} s", hint=AGAIN)
+        differing = [
+            f"{names.get(key, key)} has trtspec {site.version}" + (" with other code" * (site.version == __version__))
+            for key, site in sites.items()
+            if site.code != self._code
+        ]
+        if differing:
+            message = f"this machine has trtspec {__version__}, but {'; '.join(differing)}"
+            raise TrtspecError(message, where=self._cluster, hint=SAME_HINT)
+        apart = [names.get(key, key) for key, site in sites.items() if not site.shares_store]
+        if apart and not (self._remote or all(site.remote for site in sites.values())):
+            raise TrtspecError(
+                f"{', '.join(sorted(apart)[:5])}: the store is not this machine's {store_dir()}",
+                where=self._cluster,
+                hint=f"set {REMOTE} to a store that all machines reach, or TRTSPEC_CACHE to a directory that all mount",
+            )
+        return not apart
+
+    def _probe_sites(self) -> dict[str, Site]:
+        """Return the facts of each node by its id, of those that answer within PROBE_S."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        token = Path(f"fleet-{secrets.token_hex(8)}")
+        root = store_dir()
+        root.mkdir(parents=True, exist_ok=True)
+        (root / token).touch()
+        try:
+            function = self._ray.remote(num_cpus=0, max_retries=0)(probe)
+            refs = {
+                function.options(scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False)).remote(
+                    str(token)
+                ): key
+                for key in self._nodes
+            }
+            ready, _ = self._ray.wait(list(refs), num_returns=len(refs), timeout=PROBE_S) if refs else ([], [])
+            found = {refs[ref]: self._site(ref) for ref in ready}
+            return {identity: site for identity, site in found.items() if site}
+        finally:
+            (root / token).unlink(missing_ok=True)
+
+    def _site(self, ref: Any) -> Site | None:
+        """Return the facts from a probe, or None if its node was lost."""
+        try:
+            site: Site = self._ray.get(ref, timeout=CALL_S)
+        except self._ray.exceptions.RayTaskError as error:
+            failure = _import_failure(error)
+            raise TrtspecError(failure.message, where=self._cluster, hint=failure.hint) from None
+        except self._ray.exceptions.RayError:
+            return None
+        return site
+
+
+def _import_failure(error: Exception) -> Failure:
+    """Return the failure for a task that did not reach trtspec's code, or that failed in Ray."""
+    text = str(error)
+    if "No module named 'trtspec" in text or "ModuleNotFoundError" in text:
+        return Failure("a node has no trtspec, or not all of its packages", hint=SAME_HINT, exit_code=1)
+    return Failure(f"Ray: {text.strip().splitlines()[-1]}", exit_code=1)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _explain_lost_connection(cluster: str) -> Iterator[None]:
+    """Context manager that turns a lost connection into a TrtspecError."""
+    import ray
+
+    try:
+        yield
+    except (ConnectionError, ray.exceptions.RaySystemError, ray.exceptions.RpcError) as error:
+        message = f"the connection was lost: {_first_line(error)}"
+        raise TrtspecError(message, where=cluster, hint=AGAIN) from None
+
+
+def _bounded(call: Callable[[], T], timeout_s: float, message: str) -> T:
+    """Return the result of `call`; raise TrtspecError with `message` if it takes longer than `timeout_s`."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TrtspecError(f"{message} (after {timeout_s:.0f} s)", hint=AGAIN)
+    return results[0]
+
+
+def _open(options: PoolOptions) -> RayPool:
+    """Connect to a cluster, or start one on this machine; raise TrtspecError if that fails."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_enable_metrics_collection", "0")
+    try:
+        import ray
+    except ImportError:
+        raise TrtspecError("--on ray requires Ray", hint="pip install 'trtspec[ray]'") from None
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    arguments: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
+    address = options.address
+    if not address:
+        cluster = "the local Ray cluster"
+        arguments |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        arguments |= {"_node_ip_address": LOOPBACK}
+    else:
+        cluster = f"ray:{address}"
+        _reach(address.removeprefix("//"), cluster)
+        arguments |= {"address": f"ray:{address}" if address.startswith("//") else address}
+        if address.startswith("127."):  # by this address the driver finds its node, which is on this machine
+            arguments |= {"_node_ip_address": address.rpartition(":")[0]}
+    _connect(ray, arguments, cluster, starts=not address)
+    try:
+        return RayPool(ray, cluster)
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+def _connect(ray: Any, arguments: dict[str, Any], cluster: str, *, starts: bool) -> None:
+    """Call ray.init with a deadline; raise TrtspecError if it fails.
+
+    A local cluster is started in this thread, where Ray has its own deadline, because the processes of the cluster end
+    with the thread that started them.
+    """
+    try:
+        if starts:
+            ray.init(**arguments)
+        else:
+            _bounded(partial(ray.init, **arguments), START_S, f"{cluster} does not answer as Ray does")
+    except TrtspecError:
+        raise
+    except Exception as error:  # Ray raises plain exceptions
+        here = f"this machine has Ray {ray.__version__} and Python {platform.python_version()}"
+        hint = "Ray's logs are in /tmp/ray/session_latest/logs" if starts else f"{here}: the cluster needs both"
+        raise TrtspecError(f"no connection: {_first_line(error)}", where=cluster, hint=hint) from None
+
+
+def _reach(address: str, cluster: str) -> None:
+    """Raise TrtspecError unless a server listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise TrtspecError(f"--on {cluster}: expected HOST:PORT", hint="e.g. --on ray://head:10001 or ray:head:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        hint = "10001 is the usual port of ray://, 6379 that of ray:HOST:PORT"
+        raise TrtspecError(f"nothing listens there: {error}", where=cluster, hint=hint) from None
+
+
+POOL = PoolKind("a Ray cluster", _open, is_remote=True)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running of a step on a worker, with the worker's own store; shared by all kinds of pool.
+
+Sources are used at the path that the plan has. A file that is another copy than the planned one must have the planned
+digest, and is hashed once per machine.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.errors import StepError, TrtspecError, describe_os_error_at, os_error_remedy
+from trtspec.core.files import file_identity
+from trtspec.core.paths import PACKAGE
+from trtspec.fleet.pool import Failure, Outcome
+from trtspec.store.files import FileReader, Files
+from trtspec.store.remote import Start
+from trtspec.store.step import Inputs, Step
+from trtspec.store.store import Store
+
+MOUNT_HINT = "put the model on a file system that all nodes mount at the same path, or copy it to that path on the node"
+
+
+def run_step(step: Step, store: Store, node: str, start: Start, devices: tuple[str, ...] = ()) -> Outcome:
+    """Bring a step's output into `store` and return the outcome; errors become part of it, except interrupts."""
+    started = time.perf_counter()
+    try:
+        with store.uses.holding([step.key, *(each.key for each in step.dependencies)]):
+            return _run(step, store, node, start, devices, started)
+    except TrtspecError as error:
+        failure = Failure(error.message, error.where, error.hint or error.remedy, error.exit_code)
+    except OSError as error:
+        if described := describe_os_error_at(error, str(store.root)):
+            failure = Failure(described, hint=os_error_remedy(error), exit_code=1)
+        else:
+            failure = Failure(traceback.format_exc(), exit_code=70, is_bug=True)
+    except Exception:  # a bug in a step must not end the worker: the driver reports it with its traceback
+        failure = Failure(traceback.format_exc(), exit_code=70, is_bug=True)
+    return Outcome("failed", node, time.perf_counter() - started, failure)
+
+
+def _run(
+    step: Step,
+    store: Store,
+    node: str,
+    start: Start,
+    devices: tuple[str, ...],
+    started: float,
+) -> Outcome:
+    if store.get(step.key).entry:
+        store.obtain(step)  # the team store has it afterwards
+        return Outcome("hit", node, time.perf_counter() - started)
+    if store.fetch(step, start):
+        return Outcome("fetched", node, time.perf_counter() - started)
+    found = {each.key: store.fetch(each) for each in step.dependencies}
+    if missing := tuple(key for key, entry in found.items() if entry is None):
+        return Outcome("missing", node, missing=missing)
+    directories: Mapping[str, Path] = {key: entry.files_dir for key, entry in found.items() if entry}
+    obtained = store.obtain(localize(step, store), Inputs(directories, devices), start)
+    return Outcome(obtained.status, node, time.perf_counter() - started)
+
+
+def localize(step: Step, store: Store) -> Step:
+    """Return the step with this machine's times and identities of its source files, whose content is verified.
+
+    Raise StepError for a source file that this machine lacks or that has other content. The key does not change.
+    """
+    changed = {each.name: _localized(getattr(step, each.name), store) for each in fields(step)}  # type: ignore[arg-type]
+    changed = {name: value for name, value in changed.items() if value is not getattr(step, name)}
+    return replace(step, **changed) if changed else step  # type: ignore[type-var]
+
+
+def _localized(value: Any, store: Store) -> Any:
+    """Return `value` with local files; the same object if nothing in it changes."""
+    if isinstance(value, Files):
+        return _local_files(value, store)
+    if isinstance(value, tuple):
+        found = tuple(_localized(each, store) for each in value)
+        return found if any(new is not old for new, old in zip(found, value, strict=True)) else value
+    if is_dataclass(value) and not isinstance(value, Step | type):
+        parts = {each.name: _localized(getattr(value, each.name), store) for each in fields(value) if each.init}
+        parts = {name: part for name, part in parts.items() if part is not getattr(value, name)}
+        return replace(value, **parts) if parts else value
+    return value
+
+
+def _local_files(files: Files, store: Store) -> Files:
+    for path in files.paths:
+        if not path.is_file():
+            raise StepError("this node does not have the file", where=str(path), hint=MOUNT_HINT)
+    if not files.identities or tuple(map(file_identity, files.paths)) == files.identities:
+        return files
+    local = FileReader(store.digests).read(files.root, files.paths)
+    for path, before, now in zip(files.paths, files.digests, local.digests, strict=True):
+        if before != now:
+            raise StepError("the file differs from the one that was planned", where=str(path), hint=MOUNT_HINT)
+    return local
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of trtspec's modules, which is equal on machines that build the same bytes for a key."""
+    digest = sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE)}\0".encode() + sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

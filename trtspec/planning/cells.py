@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds several recipes on a pool: plans all of them on this machine, runs each step once, publishes each artifact.
+
+An artifact has the same bytes as one built by `trtspec build` alone: its files come from the store by step key, and
+its manifest from the plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from trtspec.checkpoints.resolve import OnProgress
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import StepError, TrtspecError
+from trtspec.core.processes import sigterm_as_interrupt
+from trtspec.fleet.labels import Requirement
+from trtspec.fleet.pool import PoolOptions, find_pool
+from trtspec.fleet.scheduler import Cell, CellRun, FleetObserver, Limits, MissingOutputs, Scheduler, StepRun
+from trtspec.planning.pipeline import Build, check_builds, default_artifact_dir, plan_runnable, publish_build
+from trtspec.recipe.load import LoadedRecipe, display_name
+from trtspec.recipe.validate import find_mark
+from trtspec.store.executor import StepResult
+from trtspec.store.step import Step
+from trtspec.store.store import Store
+
+GPU_LABEL = "gpu"
+
+
+@dataclass(frozen=True)
+class FleetRequest:
+    """The recipes of a build on a pool; `until` limits all of them as in `Build.until`, without publishing."""
+
+    recipes: Sequence[LoadedRecipe]
+    on: str
+    until: str = ""
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """The result of one cell: its state, its steps in plan order, and the published artifact, if there is one."""
+
+    run: CellRun
+    steps: list[StepRun]
+    artifact: Path | None = None
+    manifest: str = ""
+    status: Literal["published", "unchanged", ""] = ""
+
+
+@dataclass(frozen=True)
+class FleetResult:
+    """The results of all cells in the order of the recipes, and the state of each step key."""
+
+    cells: list[CellResult]
+    steps: Mapping[str, StepRun]
+    seconds: float
+
+    @property
+    def failed(self) -> list[CellResult]:
+        return [cell for cell in self.cells if cell.run.status != "built"]
+
+
+@dataclass(frozen=True)
+class Events:
+    """Callbacks of a build on a pool; see `trtspec.build` for the last three."""
+
+    observer: FleetObserver
+    on_prepare: OnProgress = lambda what, done, total: None
+    on_read: Callable[[int, int], None] = lambda done, total: None
+    on_warnings: Callable[[Sequence[Diagnostic]], None] = lambda diagnostics: None
+
+
+def build_cells(request: FleetRequest, store: Store, events: Events) -> FleetResult:
+    """Build all recipes of a request; cells that fail or cannot be placed are part of the result.
+
+    Raises RecipeError with the problems of all recipes before anything runs, and TrtspecError if the pool cannot be
+    used.
+    """
+    started = time.perf_counter()
+    kind, address = find_pool(request.on)
+    builds = _plan(request, store, events, elsewhere=kind.is_remote)
+    devices = tuple(dict.fromkeys(device for build in builds.values() for device in build.artifact.devices))
+    cells = [_cell(loaded, builds[loaded.recipe.name]) for loaded in request.recipes]
+    publisher = _Publisher(builds, store, started, publishes=not request.until)
+    with ExitStack() as stack:
+        stack.enter_context(sigterm_as_interrupt())
+        for name, build in builds.items():
+            stack.enter_context(store.holding([step.key for step in build.plan.steps], name))
+        pool = stack.enter_context(kind.open(PoolOptions(address, devices)))
+        scheduler = Scheduler(
+            cells,
+            pool,
+            has=_lookup(store, builds.values(), shares_store=pool.shares_store),
+            publish=publisher.publish,
+            observer=events.observer,
+            limits=request.limits,
+        )
+        scheduler.run()
+    results = [
+        CellResult(run, [scheduler.steps[step.key] for step in run.cell.steps], *publisher.published(run.cell.name))
+        for run in scheduler.cells
+    ]
+    return FleetResult(results, scheduler.steps, time.perf_counter() - started)
+
+
+def _plan(request: FleetRequest, store: Store, events: Events, *, elsewhere: bool) -> dict[str, Build]:
+    """Check all recipes, then return their plans by name."""
+    pairs = [(loaded, default_artifact_dir(loaded.recipe)) for loaded in request.recipes]
+    checks = check_builds(pairs, store, request.until, elsewhere=elsewhere)
+    builds = {}
+    for loaded, checked in zip(request.recipes, checks, strict=True):
+        name = loaded.recipe.name
+        if name in builds:
+            where = display_name(loaded.path)
+            raise TrtspecError(f"two recipes have the name {name}", where=where, hint="give one another name")
+        build = plan_runnable(
+            loaded, checked, store, events.on_prepare, events.on_read, request.until, elsewhere=elsewhere
+        )
+        events.on_warnings(build.diagnostics)
+        builds[name] = build.until(request.until) if request.until else build
+        if not elsewhere and (problems := builds[name].artifact.problems()):
+            raise StepError("; ".join(problems), hint="the installed version differs from engine.version")
+    return builds
+
+
+def _cell(loaded: LoadedRecipe, build: Build) -> Cell:
+    requirements = {step.key: step_requirement(loaded, build, step) for step in build.plan.steps}
+    mark = find_mark(loaded.tree, "", ["name"])
+    where = f"{mark.file}:{mark.line}" if mark.line else display_name(loaded.path)
+    return Cell(loaded.recipe.name, build.plan.steps, requirements, where)
+
+
+def step_requirement(loaded: LoadedRecipe, build: Build, step: Step) -> Requirement:
+    """Return what a step requires of its node.
+
+    All steps require the recipe's `fleet.labels`. Steps with devices also require that number of GPUs of the
+    recipe's kind (label `gpu`), and the version of the engine (a label with the backend's name).
+    """
+    labels = dict(loaded.recipe.fleet.labels)
+    if step.num_devices:
+        engine = build.recipe.engine
+        labels |= {GPU_LABEL: engine.gpu.lower()} if engine.gpu else {}
+        labels |= {engine.backend: engine.version} if engine.version else {}
+    return Requirement(tuple(sorted(labels.items())), step.num_devices)
+
+
+def _lookup(store: Store, builds: Iterable[Build], *, shares_store: bool) -> Callable[[Step], bool]:
+    """Return a function that returns whether all workers and this machine can use the output of a step.
+
+    Without a shared store directory, the team store must have it: what only this machine has is sent there.
+    """
+    if shares_store:
+        return lambda step: store.get(step.key).entry is not None
+    keys = {step.key for build in builds for step in build.plan.steps}
+    there = store.remote.find(keys) if store.remote else frozenset[str]()
+
+    def has(step: Step) -> bool:
+        if step.key not in there and store.remote and store.get(step.key).entry:
+            store.obtain(step)
+            return True
+        return step.key in there
+
+    return has
+
+
+class _Publisher:
+    """Publishes the artifact of each finished cell from the driver's store."""
+
+    def __init__(self, builds: Mapping[str, Build], store: Store, started: float, *, publishes: bool) -> None:
+        self._builds, self._store, self._started, self._publishes = builds, store, started, publishes
+        self._published: dict[str, tuple[Path, str, Literal["published", "unchanged"]]] = {}
+
+    def publish(self, cell: Cell, steps: Mapping[str, StepRun]) -> None:
+        """Publish a cell; raise MissingOutputs if the store lacks an output of its steps."""
+        if not self._publishes:
+            return
+        found = {step.key: self._store.fetch(step) for step in cell.steps}
+        if missing := [key for key, entry in found.items() if entry is None]:
+            raise MissingOutputs(missing)
+        results = [
+            StepResult(step, steps[step.key].status or "hit", steps[step.key].seconds, entry)
+            for step in cell.steps
+            if (entry := found[step.key])
+        ]
+        build = self._builds[cell.name]
+        built = publish_build(build, default_artifact_dir(build.recipe), self._store, results, self._started)
+        self._published[cell.name] = (built.artifact, built.manifest, built.status)
+
+    def published(self, name: str) -> tuple[Path | None, str, Literal["published", "unchanged", ""]]:
+        return self._published.get(name, (None, "", ""))
