@@ -483,15 +483,16 @@ def plan_runnable(
     until: str = "",
     *,
     elsewhere: bool = False,
+    read_all: bool = False,
 ) -> Build:
     """Return a build that can run on this machine, at least up to the steps called `until`, of a `checked` recipe.
 
     Missing sources are downloaded, unless their metadata are cached and the store has every step that reads them.
     Raises RecipeError as `prepare_sources` and `plan_build` do, and if this machine lacks a tool or its image, unless
-    the steps run `elsewhere`.
+    the steps run `elsewhere`. With `read_all`, all keys are final.
     """
     if checked.context:
-        build = _plan_all(loaded, store, on_read, checked, elsewhere=elsewhere)
+        build = _plan_all(loaded, store, on_read, checked, read_all=read_all)
         if not elsewhere:
             _check_tools(loaded, build, store, until)
         part = build.until(until) if until else build
@@ -499,7 +500,7 @@ def plan_runnable(
         if not part.needs_sources(store):
             return build
     prepare_sources(loaded, on_progress)
-    build = _plan_all(loaded, store, on_read, elsewhere=elsewhere)
+    build = _plan_all(loaded, store, on_read, read_all=read_all)
     if not elsewhere:
         _check_tools(loaded, build, store, until)
     return build
@@ -511,11 +512,11 @@ def _plan_all(
     on_read: Callable[[int, int], None],
     checked: CheckResult | None = None,
     *,
-    elsewhere: bool = False,
+    read_all: bool,
 ) -> Build:
-    """Return a build with all sources read, except for those that its steps hash; steps `elsewhere` hash nothing."""
+    """Return a build with all sources read, except, without `read_all`, for those that its steps hash."""
     build = plan_build(loaded, checked=checked, for_build=True, on_read=on_read)
-    if build.is_read or (not elsewhere and build.hashes_sources(store)):
+    if build.is_read or (not read_all and build.hashes_sources(store)):
         return build
     return plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
 
