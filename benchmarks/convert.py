@@ -11,9 +11,11 @@ One run measures, on files that it creates (layers of Llama 3 8B's shape, random
 * the limit: the smaller of two measured rates, quantizing on all cores, and the disk (every cold input byte is read,
   every output byte is written)
 * the peak memory of the converting process with 2 GB and 32 GB of input (sparse files)
-* the complete `trtspec build` with its own limit (convert_builds.py)
+* the complete `trtspec build` of sources of 1, 4, 8 and 32 GB, cold and cached, with its own limit, `cat` and `cp`
+  (convert_builds.py)
 * `check` and `plan`, each in a separate process, on the headers of a 405B model in 190 shards
-    python benchmarks/convert.py [--gigabytes 8] [--runs 3] [--out benchmarks/results/convert.json]
+
+    python benchmarks/convert.py [--gigabytes 8] [--sizes 1 4 8 32] [--runs 3] [--out benchmarks/results/convert.json]
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from convert_builds import ENCODINGS, measure_builds, summarize_builds
+from convert_builds import ENCODINGS, measure_sizes, summarize_builds
 from convert_builds import RANKS as TENSOR
 from convert_limits import measure_quantizing, measure_read, measure_write
 from convert_source import LLAMA_405B, copy_tokenizer, forget, make_source, remember
@@ -154,7 +156,7 @@ def workplace() -> Iterator[Path]:
         shutil.rmtree(root)
 
 
-def measure(gigabytes: float, runs: int, root: Path) -> dict[str, Any]:
+def measure(gigabytes: float, sizes: list[float], runs: int, root: Path) -> dict[str, Any]:
     """Return all results, including every sample."""
     source, out = root / "source", root / "out"
     nbytes = make_source(source, gigabytes)
@@ -190,7 +192,7 @@ def measure(gigabytes: float, runs: int, root: Path) -> dict[str, Any]:
         "modelopt": measure_modelopt(root),
         "memory": [measure_memory(root, size) for size in (2, 32)],
         "planning": measure_planning(root),
-        "whole": measure_builds(root / "whole", min(gigabytes, 4.0), runs, ENCODINGS, TENSOR),
+        "whole": measure_sizes(root / "whole", sizes, runs, ENCODINGS, TENSOR),
     }
 
 
@@ -275,6 +277,7 @@ def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=8.2)
+    parser.add_argument("--sizes", nargs="+", type=float, default=[1, 4, 8, 32], help="of whole builds, in GB")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side", nargs=3, help=argparse.SUPPRESS)
@@ -283,7 +286,7 @@ def main() -> None:
         side_main(arguments.side[0], Path(arguments.side[1]), Path(arguments.side[2]))
         return
     with workplace() as root:
-        found = measure(arguments.gigabytes, arguments.runs, root)
+        found = measure(arguments.gigabytes, arguments.sizes, arguments.runs, root)
     machine = {"cpu": cpu_name(), "cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__,
                "torch": version("torch"), "modelopt": version("nvidia-modelopt")}  # fmt: skip
     document = {"machine": machine, "summary": summarize(found), **found}

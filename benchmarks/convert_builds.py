@@ -5,9 +5,10 @@ For each encoding and number of ranks, with the source cold and in the page cach
 steps, and of opening the artifact again. The limit, measured in the same run, is the slowest of the required
 operations: reading, hashing every byte read and written, quantizing if weights are quantized, writing, and for a cold
 source reading while the output is written (the disk's combined rate).
-The peer is a loop over ranks (rank_loop.py), which does not hash.
+The same run measures `cat` and `cp` of the source, and a loop over ranks (rank_loop.py), which does not hash. The loop
+is left out if one of its ranks needs more than half of the memory.
 
-    python benchmarks/convert_builds.py [--gigabytes 4] [--runs 3] [--encodings none] [--ranks 1 4] [--out FILE]
+    python benchmarks/convert_builds.py [--gigabytes 1 4 8] [--runs 3] [--encodings none] [--ranks 1 4] [--out FILE]
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from convert_limits import (
     CORES,
     measure_both,
     measure_cached_read,
+    measure_cat,
+    measure_cp,
     measure_hashing,
     measure_quantizing,
     measure_read,
@@ -42,6 +45,8 @@ ENCODINGS, RANKS = ("none", "fp8", "fp8_rowwise"), (1, 4, 8)
 TINY = Shape(256, 512, 128, 1024, 8)
 
 BOUND_S = 1800
+KIND = ("source_bytes", "weights", "ranks")
+MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 MEDIANS = ("seconds", "cpu_s", "rate", "of_limit", "peak_bytes", "disk_read_bytes", "open_s")
 
 RECIPE = """\
@@ -58,7 +63,11 @@ engine: {{backend: embedded, max_seq_len: 512}}
 
 @dataclass(frozen=True)
 class Limits:
-    """Current bytes per second of this machine; `disk_s` is seconds of reading by the bytes written concurrently."""
+    """Current bytes per second of this machine.
+
+    `disk_s` is seconds of reading by the bytes written concurrently. `cat_s` and `cp_s` are seconds of reading the
+    cached source and of copying it to the disk.
+    """
 
     cold_read: float
     cached_read: float
@@ -66,6 +75,8 @@ class Limits:
     hashing: float
     quantizing: float
     disk_s: dict[int, float]
+    cat_s: float
+    cp_s: float
 
     @classmethod
     def measure(cls, root: Path, nbytes: int) -> Limits:
@@ -85,6 +96,8 @@ class Limits:
             hashing=measure_hashing(CORES, few),
             quantizing=measure_quantizing(few),
             disk_s=disk_s,
+            cat_s=measure_cat(source),
+            cp_s=measure_cp(source, root / "copy"),
         )
 
     def seconds(self, read: int, written: Sequence[int], weights: str, *, cold: bool) -> dict[str, float]:
@@ -102,11 +115,29 @@ class Limits:
         return self.disk_s[min(self.disk_s, key=lambda each: abs(each - written))]
 
 
+def measure_sizes(
+    root: Path,
+    sizes: Sequence[float],
+    runs: int,
+    encodings: Sequence[str],
+    ranks: Sequence[int],
+    shape: Shape = LLAMA_8B,
+) -> dict[str, Any]:
+    """Return every sample of all source sizes in gigabytes, one size on the disk at a time."""
+    found = []
+    for gigabytes in sizes:
+        place = root / f"{gigabytes:g}"
+        found.append(measure_builds(place, gigabytes, runs, encodings, ranks, shape))
+        shutil.rmtree(place)
+    every = {name: [sample for each in found for sample in each[name]] for name in ("builds", "rank_loops")}
+    return {"source_bytes": [each["source_bytes"] for each in found], "compile_s": found[0]["compile_s"], **every}
+
+
 def measure_builds(
     root: Path, gigabytes: float, runs: int, encodings: Sequence[str], ranks: Sequence[int], shape: Shape = LLAMA_8B
 ) -> dict[str, Any]:
     """Return every sample: builds, the rank loop, and their limits."""
-    root.mkdir(exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
     nbytes = make_source(root / "source", gigabytes, shape)
     samples, loops, compile_s = [], [], _compile(root)
     for _ in range(runs):
@@ -115,8 +146,9 @@ def measure_builds(
             for cold in (True, False):
                 samples.append(_sample(root, nbytes, weights, number, limits, cold=cold))
                 _say(samples[-1])
-            loops.append(_loop(root, nbytes, weights, number))
-            print(f"  rank loop {loops[-1]['rate'] / 1e9:.2f} GB/s", file=sys.stderr)
+            if nbytes / number < MEMORY_BYTES / 2:
+                loops.append(_loop(root, nbytes, weights, number))
+                print(f"  rank loop {loops[-1]['rate'] / 1e9:.2f} GB/s", file=sys.stderr)
     return {"source_bytes": nbytes, "compile_s": compile_s, "builds": samples, "rank_loops": loops}
 
 
@@ -132,7 +164,8 @@ def _sample(root: Path, nbytes: int, weights: str, ranks: int, limits: Limits, *
     written = [path.stat().st_size for path in (root / "out").rglob("*.safetensors")]
     least = limits.seconds(nbytes, written, weights, cold=cold)
     return {
-        **{"weights": weights, "ranks": ranks, "cold": cold, **took, "rate": nbytes / took["seconds"]},
+        **{"source_bytes": nbytes, "weights": weights, "ranks": ranks, "cold": cold},
+        **{**took, "rate": nbytes / took["seconds"]},
         "steps": {step["name"]: step["seconds"] for step in json.loads(said)["steps"]},
         "open_s": opening["seconds"],
         **{"least": least, "of_limit": max(least.values()) / took["seconds"], "rates": asdict(limits)},
@@ -163,7 +196,8 @@ def _loop(root: Path, nbytes: int, weights: str, ranks: int) -> dict[str, Any]:
     command = [sys.executable, script, str(root / "source"), str(root / "loop"), weights, str(ranks)]
     took, _ = _timed(command, root)
     shutil.rmtree(root / "loop")
-    return {"weights": weights, "ranks": ranks, **took, "rate": nbytes / took["seconds"]}
+    kind = {"source_bytes": nbytes, "weights": weights, "ranks": ranks}
+    return {**kind, **took, "rate": nbytes / took["seconds"]}
 
 
 COMPILE = """\
@@ -209,23 +243,29 @@ def _say(sample: dict[str, Any]) -> None:
 
 
 def summarize_builds(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the medians of each encoding, number of ranks and state of the page cache."""
-    kinds = {(each["weights"], each["ranks"], each["cold"]): [] for each in found["builds"]}
+    """Return the medians of each size, encoding, number of ranks and state of the page cache."""
+    kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for each in found["builds"]:
-        kinds[each["weights"], each["ranks"], each["cold"]].append(each)
+        kinds.setdefault((*_kind(each), each["cold"]), []).append(each)
     rows = []
-    for (weights, ranks, cold), samples in kinds.items():
-        peers = [each for each in found["rank_loops"] if (each["weights"], each["ranks"]) == (weights, ranks)]
+    for (*kind, cold), samples in kinds.items():
+        peers = [each["seconds"] for each in found["rank_loops"] if _kind(each) == tuple(kind)]
         medians = {name: statistics.median(each[name] for each in samples) for name in MEDIANS}
-        times = statistics.median(each["seconds"] for each in peers) / medians["seconds"]
-        rows.append({"weights": weights, "ranks": ranks, "cold": cold, **medians, "times_rank_loop": times})
+        times = statistics.median(peers) / medians["seconds"] if peers else None
+        commands = {name: statistics.median(each["rates"][name] for each in samples) for name in ("cat_s", "cp_s")}
+        row = dict(zip(KIND, kind, strict=True))
+        rows.append({**row, "cold": cold, **medians, "times_rank_loop": times, **commands})
     return rows
+
+
+def _kind(sample: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(sample[name] for name in KIND)
 
 
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=4.0)
+    parser.add_argument("--gigabytes", nargs="+", type=float, default=(4.0,))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--encodings", nargs="+", choices=ENCODINGS, default=ENCODINGS)
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
@@ -234,7 +274,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="builds-", dir=os.environ.get("BENCH_DIR")) as folder:
         shape = TINY if asked.tiny else LLAMA_8B
-        found = measure_builds(Path(folder), asked.gigabytes, asked.runs, asked.encodings, asked.ranks, shape)
+        found = measure_sizes(Path(folder), asked.gigabytes, asked.runs, asked.encodings, asked.ranks, shape)
     machine = {"cpu": cpu_name(), "cores": CORES, "python": platform.python_version()}
     document = {"machine": machine, "summary": summarize_builds(found), **found}
     print(json.dumps(document["summary"], indent=2))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ from trtspec.kernels.host_kernels import CompiledArithmetic, compile_host_librar
 
 CORES = os.cpu_count() or 1
 WRITE_BYTES = 1 << 20
+BOUND_S = 1800
 
 
 def measure_quantizing(nbytes: int = 1 << 30) -> float:
@@ -121,6 +124,25 @@ def measure_cached_read(root: Path) -> float:
         return done
 
     return _rate(CORES, work, paths)
+
+
+def measure_cat(root: Path) -> float:
+    """Return the seconds of `cat` for a directory's weights."""
+    return _seconds(["cat", *map(str, root.glob("*.safetensors"))])
+
+
+def measure_cp(root: Path, copy: Path) -> float:
+    """Return the seconds of `cp` and of writing the copy to the disk."""
+    shutil.rmtree(copy, ignore_errors=True)
+    took = _seconds(["cp", "-r", "--reflink=never", str(root), str(copy)]) + _seconds(["sync", "-f", str(copy)])
+    shutil.rmtree(copy)
+    return took
+
+
+def _seconds(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=BOUND_S)
+    return time.perf_counter() - started
 
 
 def measure_hashing(threads: int, nbytes: int = 1 << 30) -> float:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests._support.durability import die_at, finish, start  # noqa: F401
 from tests._support.tiny import convert, make_llama
 from trtspec.checkpoints import direct_io, stream
 from trtspec.checkpoints.conversion import Activations
+from trtspec.checkpoints.direct_io import ReadBuffer, SourceFile
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
@@ -302,15 +305,54 @@ def test_float32_values_too_large_for_float16_are_rejected_with_their_count(tmp_
 
 
 def test_shrinking_source_is_an_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = stream._read_exactly
+    read = ReadBuffer.read
 
-    def shrink(*arguments: object) -> None:
+    def shrink(*arguments: Any, **keep: Any) -> memoryview:
         os.truncate(source / "model.safetensors", 5000)
-        read(*arguments)
+        return read(*arguments, **keep)
 
-    monkeypatch.setattr(stream, "_read_exactly", shrink)
+    monkeypatch.setattr(ReadBuffer, "read", shrink)
     with pytest.raises(CheckpointError, match=r"ends inside tensor 'model.*'; it was changed while being read"):
         convert(source, tmp_path / "c")
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("supported", [True, False])
+@pytest.mark.parametrize("weights", ["none", "fp8_rowwise"])
+def test_output_does_not_depend_on_what_is_in_the_page_cache(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool, supported: bool, weights: str
+) -> None:
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 10_000)
+    expected = digests(convert(source, tmp_path / "one", scheme=Scheme(weights)))
+    opened, preadv, is_direct = direct_io._open_direct, os.preadv, list[bool]()
+
+    def read(file: int, *others: Any) -> int:
+        is_direct.append(bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT))
+        return preadv(file, *others)
+
+    monkeypatch.setattr(SourceFile, "is_cached", lambda *_: cached)
+    monkeypatch.setattr(direct_io, "_open_direct", lambda *given: opened(*given) if supported else None)
+    monkeypatch.setattr(direct_io.os, "preadv", read)
+    assert digests(convert(source, tmp_path / "two", scheme=Scheme(weights))) == expected
+    assert any(is_direct) == (supported and not cached)
+
+
+def test_cached_part_of_a_file_is_recognized_without_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_SYNC)  # pages that are not written are not dropped
+    os.write(descriptor, bytes(8 << 20))
+    os.close(descriptor)
+    with ExitStack() as stack:
+        file = SourceFile(stack, path)
+        os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.pread(file.descriptor, 1 << 20, 6 << 20)  # with what the kernel reads ahead of it
+        if file.is_cached(0, 1 << 20):
+            pytest.skip("this file system does not drop cached pages")
+        assert not file.is_cached(1, (2 << 20) + 1)
+        assert file.is_cached(6 << 20, 7 << 20)
+        assert file.is_cached((6 << 20) + 3, (6 << 20) + 40_000)
+        os.truncate(path, 100)
+        assert file.is_cached(5 << 20, 8 << 20)  # a read from the page cache finds that the file is too short
 
 
 def test_rows_longer_than_a_buffer_are_rejected(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,49 @@ def test_second_build_hashes_no_files_again(recipe: Path, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_build_of_unread_sources_is_refused(recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 0)
+    calibrated = plan(recipe, "target.quantization={weights: fp8}")
     with pytest.raises(ValueError, match="the sources were not read: plan the build with read_all"):
-        run_build(plan(recipe), tmp_path / "out", open_store(), Unobserved())
+        run_build(calibrated, tmp_path / "out", open_store(), Unobserved())
+
+
+@pytest.mark.slow
+def test_steps_hash_the_sources_that_a_plan_left_unread(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = open_store()
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "READ_WHILE_PLANNING", 0)
+        patched.setattr("trtspec.store.files.file_digests", lambda paths, on_bytes: [pytest.fail("r") for _ in paths])
+        build = plan(recipe)
+        assert not build.is_read
+        built = run_build(build, tmp_path / "out", store, Unobserved())
+    final = plan_build(load_recipe(recipe), read_all=True)
+    assert [step.key for step in built.steps] == [step.key for step in final.plan.steps]
+    assert [record.key for record in load_manifest(tmp_path / "out").steps] == [step.key for step in built.steps]
+    assert load_manifest(tmp_path / "out").target_key == final.target_key
+    assert {status.status for status in final.status(store)} == {"hit"}
+    assert all(store.uses.of(step.key) for step in built.steps)
+    assert not list((store.root / "partial").iterdir())
+
+
+@pytest.mark.slow
+def test_build_reads_first_if_the_store_has_an_entry_of_the_same_shape(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 0)
+    store, weights = open_store(), recipe.parent / "target" / "model.safetensors"
+    assert plan(recipe).hashes_sources(store)
+    keys = [step["key"] for step in trtspec("build", recipe, "--json").document["steps"]]
+    for path in recipe.parent.glob("target/*"):  # a copy, whose digests are not known
+        path.write_bytes(path.read_bytes())
+    (store.root.parent / "digests.json").unlink(missing_ok=True)
+    assert not plan(recipe).hashes_sources(store)
+    steps = trtspec("build", recipe, "--json").document["steps"]
+    assert [(step["key"], step["status"]) for step in steps] == [(key, "hit") for key in keys]
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1  # other weights of the same shape
+    weights.write_bytes(data)
+    assert plan(recipe).until("convert-target").hashes_sources(store)
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of a conversion: through the page cache, or with O_DIRECT in aligned blocks.
+"""Input and output of a conversion: through the page cache, or with O_DIRECT in aligned blocks.
+
+Sources are read from the page cache if they are there, and past it otherwise: copying out of pages that the disk has
+just filled takes more processor time than all of the rest (benchmarks/experiments/digests.md).
 
 Small outputs go through the page cache, so that the next reader finds them there. Large outputs are gathered in blocks
 and written with O_DIRECT: the page cache costs 1.5 s of processor time per GB, O_DIRECT 0.1 s
@@ -11,11 +14,12 @@ blocks of a digest, and the thread that writes one hashes it before.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +35,7 @@ BLOCKS_BYTES = 24 << 20  # total size of all blocks
 MOST_BLOCK_BYTES, LEAST_BLOCK_BYTES = 1 << 20, max(PAGE_BYTES, 16 << 10)
 SMALL_BYTES = 32 << 10  # a smaller write that does not continue a block is written directly
 LEAST_BYTES = 256 << 20  # total output size from which O_DIRECT is used
+SAMPLE_BYTES = 1 << 20
 
 
 class RankFiles:
@@ -49,7 +54,7 @@ class RankFiles:
         for digest, layout in zip(self.digests, layouts, strict=True):
             digest.add(0, memoryview(layout.header))
         # more threads than cores, because some of them wait for the disk
-        self.threads = min(CORES + 1 if self.direct else 2 * CORES + 1, MOST_THREADS)
+        self.threads = min(2 * CORES + 1, MOST_THREADS)
 
     def writer(self, threads: int) -> RankWriter:
         """Return the writer for one of `threads` threads; writers are not shared between threads."""
@@ -83,12 +88,12 @@ def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
     return descriptor
 
 
-def _open_direct(stack: ExitStack, paths: Sequence[Path]) -> list[int] | None:
+def _open_direct(stack: ExitStack, paths: Sequence[Path], flags: int = os.O_WRONLY) -> list[int] | None:
     """Return O_DIRECT descriptors, or None if the file system does not support them."""
     try:
         direct = []
         for path in paths:
-            direct.append(os.open(path, os.O_WRONLY | os.O_DIRECT))
+            direct.append(os.open(path, flags | os.O_DIRECT))
             stack.callback(os.close, direct[-1])
     except (AttributeError, OSError):  # other systems lack O_DIRECT
         return None
@@ -184,3 +189,52 @@ def block_bytes(blocks: int) -> int:
     """Return the size in bytes of each of `blocks` buffers, so that all fit into `BLOCKS_BYTES` where possible."""
     fair = BLOCKS_BYTES // blocks
     return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, 1 << max(0, fair.bit_length() - 1)))
+
+
+class ReadBuffer:
+    """Page-aligned memory into which a thread reads parts of files."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._memory = memoryview(mmap.mmap(-1, -(-nbytes // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES))
+
+    def read(self, file: SourceFile, position: int, nbytes: int, *, direct: bool) -> memoryview:
+        """Return bytes of a file, fewer at its end, valid until the next call; `direct` bypasses the page cache.
+
+        Bytes at the same position of a page have the same place in the memory, as O_DIRECT requires.
+        """
+        lead = position % PAGE_BYTES
+        view, filled = self._memory[lead : lead + nbytes], 0
+        if direct and file.direct is not None:
+            pages = self._memory[: -(-(lead + nbytes) // PAGE_BYTES) * PAGE_BYTES]
+            with suppress(OSError):  # the device has larger pages
+                filled = max(0, min(nbytes, os.preadv(file.direct, [pages], position - lead) - lead))
+        while filled < nbytes and (got := os.preadv(file.descriptor, [view[filled:]], position + filled)):
+            filled += got
+        return view[:filled]
+
+
+class SourceFile:
+    """An open source file; `direct` is its descriptor for O_DIRECT, or None if its file system lacks that."""
+
+    def __init__(self, stack: ExitStack, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY)
+        stack.callback(os.close, self.descriptor)
+        direct = _open_direct(stack, [path], os.O_RDONLY)
+        self.direct = direct[0] if direct else None
+
+    def is_cached(self, begin: int, end: int) -> bool:
+        """Return whether most of a sample from the middle of a range is in the page cache, without reading it.
+
+        The kernel reports all pages of another user's file as cached. Also True where it reports nothing.
+        """
+        begin = max(begin, (begin + end - SAMPLE_BYTES) // 2) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        nbytes = min(end - begin, SAMPLE_BYTES)
+        is_cached = np.ones(-(-nbytes // PAGE_BYTES), np.uint8)
+        with suppress(OSError, ValueError, AttributeError), ExitStack() as stack:
+            window = stack.enter_context(mmap.mmap(self.descriptor, nbytes, prot=mmap.PROT_READ, offset=begin))
+            address = np.frombuffer(window, np.uint8).ctypes.data
+            ctypes.CDLL(None).mincore(
+                ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_void_p(is_cached.ctypes.data)
+            )
+        return bool((is_cached & 1).mean() > 0.5)

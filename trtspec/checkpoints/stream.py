@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,11 +27,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.checkpoints.direct_io import RankFiles, RankWriter, is_laid_out
+from trtspec.checkpoints.direct_io import RankFiles, RankWriter, ReadBuffer, SourceFile, is_laid_out
 from trtspec.checkpoints.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import failpoint
-from trtspec.core.hashing import Segments
+from trtspec.core.hashing import GrowingDigest, Segments
 
 JOURNAL = "trtspec.journal/2"
 COMMIT_EVERY_S = 0.5
@@ -189,12 +189,18 @@ class ConversionIssues:
 
 
 class TransferWorker:
-    """State of one conversion thread: its read buffer, output, issues and progress callback."""
+    """State of one conversion thread: its read buffer, output, issues, digests of source files, progress callback."""
 
-    def __init__(self, output: RankWriter, flaws: ConversionIssues, on_bytes: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        output: RankWriter,
+        flaws: ConversionIssues,
+        on_bytes: Callable[[int], None],
+        digests: Mapping[Path, GrowingDigest],
+    ) -> None:
         self.flaws = flaws
-        self._output, self._on_bytes = output, on_bytes
-        self._buffer = bytearray(CHUNK_BYTES)
+        self._output, self._on_bytes, self._digests = output, on_bytes, digests
+        self._buffer = ReadBuffer(CHUNK_BYTES)
 
     def run(self, task: Task) -> bool:
         """Run a task and flush its output; return False if the task recorded an issue."""
@@ -206,8 +212,9 @@ class TransferWorker:
     def chunks(self, source: TensorInfo, *, last: bool = True) -> Iterator[tuple[int, Rows]]:
         """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a reused buffer.
 
-        A one-dimensional tensor has columns of one item. Only the `last` pass over a tensor counts as progress; its
-        pages are dropped from the page cache afterwards. Raises CheckpointError for rows larger than MOST_ROW_BYTES.
+        A one-dimensional tensor has columns of one item. Only the `last` pass over a tensor counts as progress and is
+        hashed; its pages are dropped from the page cache afterwards. Raises CheckpointError for rows larger than
+        MOST_ROW_BYTES.
         """
         item = ITEM_BYTES[source.dtype]
         rows, columns = _matrix(source.shape)
@@ -217,19 +224,27 @@ class TransferWorker:
             raise CheckpointError(
                 message, where=str(source.file), hint="no supported model has such rows; name another one"
             )
-        if row_bytes > len(self._buffer):
-            self._buffer = bytearray(row_bytes)
-        step = max(1, len(self._buffer) // row_bytes) if row_bytes else max(1, rows)
-        with source.file.open("rb", buffering=0) as file:
+        if row_bytes > self._buffer.nbytes:
+            self._buffer = ReadBuffer(row_bytes)
+        step = max(1, self._buffer.nbytes // row_bytes) if row_bytes else max(1, rows)
+        with ExitStack() as stack:
+            file = SourceFile(stack, source.file)
+            direct = last and not file.is_cached(source.offset, source.offset + source.nbytes)
             for begin in range(0, rows, step):
                 end = min(begin + step, rows)
-                view = memoryview(self._buffer)[: (end - begin) * row_bytes]
-                _read_exactly(file.fileno(), view, source, begin * row_bytes)
+                position, nbytes = source.offset + begin * row_bytes, (end - begin) * row_bytes
+                view = self._buffer.read(file, position, nbytes, direct=direct)
+                if len(view) < nbytes:
+                    message = f"ends inside tensor {source.name!r}; it was changed while being read"
+                    hint = "build again when no process writes to it"
+                    raise CheckpointError(message, where=str(source.file), hint=hint)
+                if last and source.file in self._digests:
+                    self._digests[source.file].add(position, view)
                 yield begin, np.frombuffer(view, BITS[item]).reshape(end - begin, columns)
                 if last:
                     self._on_bytes(len(view))
             if last:  # the kernel reuses the pages: allocating new ones took half of the time
-                os.posix_fadvise(file.fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(file.descriptor, source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
 
     def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
         """Write encoded rows [count, columns] to every destination; `first` is the source row of the first one."""
@@ -247,16 +262,6 @@ class TransferWorker:
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     return (prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (prod(shape), 1)
-
-
-def _read_exactly(descriptor: int, view: memoryview, source: TensorInfo, position: int) -> None:
-    filled = 0
-    while filled < len(view):
-        got = os.preadv(descriptor, [view[filled:]], source.offset + position + filled)
-        if not got:
-            message = f"ends inside tensor {source.name!r}; it was changed while being read"
-            raise CheckpointError(message, where=str(source.file), hint="build again when no process writes to it")
-        filled += got
 
 
 class TaskQueue:
@@ -298,6 +303,7 @@ def run_tasks(
     on_bytes: Callable[[int], None],
     journal: Path | None = None,
     stamp: str = "",
+    digests: Mapping[Path, GrowingDigest],
     threads: int | None = None,
 ) -> dict[str, Segments]:
     """Write `out`/rank{r}.safetensors, continuing an earlier run with the same tasks and `journal`.
@@ -328,7 +334,7 @@ def run_tasks(
         queue = TaskQueue(todo, threads)
 
         def work(thread: int) -> None:
-            worker = TransferWorker(output.writer(threads), flaws, advance)
+            worker = TransferWorker(output.writer(threads), flaws, advance, digests)
             try:
                 while task := queue.take(thread):
                     if worker.run(task):  # a task with flaws is not finished, so that the next run reports them again

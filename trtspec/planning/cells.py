@@ -119,7 +119,14 @@ def _plan(request: FleetRequest, store: Store, events: Events, *, elsewhere: boo
             where = display_name(loaded.path)
             raise TrtspecError(f"two recipes have the name {name}", where=where, hint="give one another name")
         build = plan_runnable(
-            loaded, checked, store, events.on_prepare, events.on_read, request.until, elsewhere=elsewhere
+            loaded,
+            checked,
+            store,
+            events.on_prepare,
+            events.on_read,
+            request.until,
+            elsewhere=elsewhere,
+            read_all=True,
         )
         events.on_warnings(build.diagnostics)
         builds[name] = build.until(request.until) if request.until else build

@@ -25,7 +25,6 @@ from trtspec.backends.base import ArtifactPlan, Backend, engine_arguments, find_
 from trtspec.backends.common.cache_source import store_source
 from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.backends.common.memory import MemoryPlan
-from trtspec.backends.common.steps import CopyFiles
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.checkpoints.resolve import OnProgress, prepare_source
 from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError
@@ -51,10 +50,10 @@ from trtspec.store.artifact import (
 from trtspec.store.artifact_cache import record_source_locations, remember_published
 from trtspec.store.artifact_paths import checkpoint
 from trtspec.store.executor import Observer, StepResult, execute
-from trtspec.store.files import FileReader, Files
+from trtspec.store.files import FileReader, Files, find_files, hub_digest
 from trtspec.store.plan import DiskNeed, StepPlan, StepStatus, disk_need, lacking_disk, plan_disk, plan_status
 from trtspec.store.remote import Start
-from trtspec.store.step import Step, StepProgress
+from trtspec.store.step import StepProgress
 from trtspec.store.store import Store
 from trtspec.store.team.environment import open_remote
 
@@ -106,7 +105,29 @@ class Build:
     @property
     def files(self) -> list[Files]:
         """Return the files outside the store that steps read."""
-        return _files_of(self.plan.steps)
+        return [files for step in self.plan.steps for files in find_files(step)]
+
+    def hashes_sources(self, store: Store) -> bool:
+        """Return True if the build can run before all its sources are read: its steps hash them.
+
+        The store must not have a remote store, nor an entry with such a step's shape: a key with the digests may find
+        an output there.
+        """
+        unread, keys = [step for step in self.plan.steps if any(files.unread for files in find_files(step))], set[str]()
+        if store.remote or self.weights_absent or not all(step.HASHES_SOURCES for step in unread):
+            return False
+        if any(hub_digest(path) for step in unread for files in find_files(step) for path in files.unread):
+            return False  # to be compared with the hub's digest, which needs the bytes in order
+        for step in self.plan.steps:  # dependencies come first
+            if step in unread or any(each.key in keys for each in step.dependencies):
+                keys.add(step.key)
+        return not store.has_shapes(step for step in self.plan.steps if step.key in keys)
+
+    def with_results(self, results: Sequence[StepResult]) -> Build:
+        """Return the build with the final keys of its steps; `results` are those of all steps of the plan."""
+        final = {step.key: result.step for step, result in zip(self.plan.steps, results, strict=True)}
+        steps = {place: final[step.key] for place, step in self.artifact.steps.items()}
+        return replace(self, artifact=replace(self.artifact, steps=steps))
 
     def until(self, name: str) -> Build:
         """Return the part of the build up to the steps called `name`, such as convert-target; it cannot be published.
@@ -134,7 +155,7 @@ class Build:
         """Return True if a step that is not in the store reads a file that is not on this machine."""
         absent = {source.root / name for source in self.context.sources.values() for name in source.absent}
         missing = [status.step for status in self.status(store) if status.status == "miss"] if absent else []
-        return any(path in absent for files in _files_of(missing) for path in files.paths)
+        return any(path in absent for step in missing for files in find_files(step) for path in files.paths)
 
     def fetch_for_sources(self, store: Store, on_progress: OnProgress) -> None:
         """Fetch from the team store what only a machine with all sources could build instead."""
@@ -230,10 +251,6 @@ class PartialBuildResult:
     seconds: float
 
 
-def _files_of(steps: Iterable[Step]) -> list[Files]:
-    return [files for step in steps if isinstance(step, ConvertCheckpoint | CopyFiles) for files in step.sources]
-
-
 def _fetching(on_progress: OnProgress) -> Start:
     """Return a function that starts the progress of a transfer from the team store."""
 
@@ -262,14 +279,15 @@ def plan_build(
     *,
     checked: CheckResult | None = None,
     read_all: bool = False,
+    for_build: bool = False,
     read_at_most: int | None = None,
     on_read: Callable[[int, int], None] = lambda done, total: None,
 ) -> Build:
     """Check a recipe and plan its build; raises RecipeError with all problems.
 
     `checked` is the result of an earlier check. Unknown sources of more than `read_at_most` bytes (by default
-    READ_WHILE_PLANNING) are not hashed, unless `read_all` is set, which running the build requires. `on_read` is called
-    with the bytes hashed so far and the total.
+    READ_WHILE_PLANNING) are not hashed, unless `read_all` is set. `for_build` is set if the build is to be run, also
+    without `read_all`. `on_read` is called with the bytes hashed so far and the total.
     """
     checked = checked or check_recipe(loaded)
     context = checked.context
@@ -286,17 +304,18 @@ def plan_build(
     log.info("%s: backend %s: %s", loaded.recipe.name, context.choice.name, context.choice.why)
     absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
     limit = READ_WHILE_PLANNING if read_at_most is None else read_at_most
-    reader = FileReader(open_store().digests, None if read_all else limit, on_bytes, absent)
+    unread_above = None if read_all else limit
+    reader = FileReader(open_store().digests, unread_above, on_bytes, absent, for_build=for_build or read_all)
     return Build(loaded, context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
 
 
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> BuildResult:
-    """Run the steps that the store lacks and publish the artifact at `out`; requires a build planned with `read_all`.
+    """Run the steps that the store lacks and publish the artifact at `out`.
 
-    Raises TrtspecError if disk space is missing, and StepError if a step fails.
+    Requires a build planned with `read_all`, or one that `Build.hashes_sources`. Raises TrtspecError if disk space is
+    missing, and StepError if a step fails.
     """
-    if not build.is_read:
-        raise ValueError("the sources were not read: plan the build with read_all")
+    _check_readable(build, store)
     started = time.perf_counter()
     if refused := build.disk_problems(store, out):
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
@@ -304,7 +323,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         raise StepError("; ".join(problems), hint="the installed version differs from engine.version")
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
         results = execute(build.plan, store, observer, build.artifact.devices)
-        return publish_build(build, out, store, results, started)
+        return publish_build(build.with_results(results), out, store, results, started)
 
 
 def publish_build(build: Build, out: Path, store: Store, results: list[StepResult], started: float) -> BuildResult:
@@ -327,16 +346,20 @@ def store_steps(build: Build, until: str, store: Store, observer: Observer) -> P
     """Run the steps of a build up to the steps called `until` into the store, without publishing an artifact."""
     started = time.perf_counter()
     part = build.until(until)
-    if not part.is_read:
-        raise ValueError("the sources were not read: plan the build with read_all")
+    _check_readable(part, store)
     if refused := part.disk_problems(store, store.root):
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     with store.holding([step.key for step in part.plan.steps], build.recipe.name):
         results = execute(part.plan, store, observer, part.artifact.devices)
-    _remember_sources(part, store)
+    _remember_sources(part.with_results(results), store)
     done = {step.key for step in part.plan.steps}
     remaining = [step.name for step in build.plan.steps if step.key not in done]
     return PartialBuildResult(results, remaining, time.perf_counter() - started)
+
+
+def _check_readable(build: Build, store: Store) -> None:
+    if not build.is_read and not build.hashes_sources(store):
+        raise ValueError("the sources were not read: plan the build with read_all")
 
 
 def _publish(
@@ -460,15 +483,16 @@ def plan_runnable(
     until: str = "",
     *,
     elsewhere: bool = False,
+    read_all: bool = False,
 ) -> Build:
     """Return a build that can run on this machine, at least up to the steps called `until`, of a `checked` recipe.
 
     Missing sources are downloaded, unless their metadata are cached and the store has every step that reads them.
     Raises RecipeError as `prepare_sources` and `plan_build` do, and if this machine lacks a tool or its image, unless
-    the steps run `elsewhere`.
+    the steps run `elsewhere`. With `read_all`, all keys are final.
     """
     if checked.context:
-        build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
+        build = _plan_all(loaded, store, on_read, checked, read_all=read_all)
         if not elsewhere:
             _check_tools(loaded, build, store, until)
         part = build.until(until) if until else build
@@ -476,10 +500,25 @@ def plan_runnable(
         if not part.needs_sources(store):
             return build
     prepare_sources(loaded, on_progress)
-    build = plan_build(loaded, read_all=True, on_read=on_read)
+    build = _plan_all(loaded, store, on_read, read_all=read_all)
     if not elsewhere:
         _check_tools(loaded, build, store, until)
     return build
+
+
+def _plan_all(
+    loaded: LoadedRecipe,
+    store: Store,
+    on_read: Callable[[int, int], None],
+    checked: CheckResult | None = None,
+    *,
+    read_all: bool,
+) -> Build:
+    """Return a build with all sources read, except, without `read_all`, for those that its steps hash."""
+    build = plan_build(loaded, checked=checked, for_build=True, on_read=on_read)
+    if build.is_read or (not read_all and build.hashes_sources(store)):
+        return build
+    return plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
 
 
 def _check_tools(loaded: LoadedRecipe, build: Build, store: Store, until: str) -> None:

@@ -41,7 +41,10 @@ class UnsoundError(Exception):
 
 
 class StoreEntry(BaseModel):
-    """The published output of a step; `seconds` is the duration of the step, `created` an ISO 8601 time."""
+    """The published output of a step; `seconds` is the duration of the step, `created` an ISO 8601 time.
+
+    `shape` is the step's `shape_key` (store/files.py), "" if unknown.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,6 +55,7 @@ class StoreEntry(BaseModel):
     files: tuple[FileRecord, ...]
     seconds: float
     created: str
+    shape: str = ""
 
     @property
     def files_dir(self) -> Path:

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Condition, Lock
 from typing import Literal, Protocol
 
 from trtspec.core.processes import sigterm_as_interrupt
 from trtspec.store.entry import StoreEntry
+from trtspec.store.files import with_digests
 from trtspec.store.plan import StepPlan
 from trtspec.store.step import Inputs, RunStopped, Step, StepProgress
 from trtspec.store.store import Store
@@ -58,7 +60,7 @@ class Unobserved:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step: its status, the seconds spent on it in this run, and its verified entry."""
+    """The result of a step with its final key: status, seconds spent on it in this run, and its verified entry."""
 
     step: Step
     status: Status
@@ -91,11 +93,15 @@ def execute(plan: StepPlan, store: Store, observer: Observer, devices: Sequence[
 
 
 class _Run:
-    """The state of one run: results by step key, and the first failure; shared by the threads that run steps."""
+    """The state of one run: results by the plan's keys, digests of source files, and the first failure.
+
+    It is shared by the threads that run steps.
+    """
 
     def __init__(self, store: Store, observer: Observer) -> None:
         self.results: dict[str, StepResult] = {}
         self.failure: BaseException | None = None
+        self._found: dict[Path, tuple[str, str]] = {}
         self._store = store
         self._observer = observer
         self._lock = Lock()
@@ -107,14 +113,16 @@ class _Run:
 
     def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
         started = time.perf_counter()
-        before = [self.results[each.key].entry for each in step.dependencies]
+        planned_key, before = step.key, [self.results[each.key].entry for each in step.dependencies]
         inputs = Inputs({entry.key: entry.files_dir for entry in before}, devices)
+        step = with_digests(step, self._found)
         found = self._store.obtain(step, inputs, lambda total: _Meter(step, self, total))
+        self._found |= inputs.found_digests
         status, seconds = found.status, time.perf_counter() - started
         log.info("%s: %s in %.2f s, %s", step.name, status, seconds, found.entry.directory)
         with self.observing() as observer:
             observer.step_finished(step, status, seconds)
-        self.results[step.key] = StepResult(step, status, seconds, found.entry)
+        self.results[planned_key] = StepResult(found.step, status, seconds, found.entry)
 
     def fail(self, error: BaseException) -> BaseException:
         """Record an error, unless the run has already failed, and return the run's first error."""

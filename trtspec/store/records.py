@@ -37,6 +37,7 @@ class Leases:
     def __init__(self, root: Path, clock: Callable[[], float]) -> None:
         self._root = root
         self._clock = clock
+        self._holds: list[tuple[Path, set[str]]] = []
 
     def of(self, key: str) -> dict[str, float]:
         """Return the time of each user's last use of an entry, in seconds since the epoch."""
@@ -55,19 +56,31 @@ class Leases:
         self._notes(key).unlink(missing_ok=True)
 
     @contextmanager
-    def holding(self, keys: Collection[str]) -> Iterator[None]:
-        """Context manager that protects entries, including future ones, from removal while the block runs."""
-        path = self._root / "holds" / f"{os.getpid()}.{secrets.token_hex(4)}.json"
-        lock = None
+    def holding(self, keys: Collection[str]) -> Iterator[set[str]]:
+        """Context manager that protects entries, including future ones, from removal while the block runs.
+
+        Yields the keys, which `hold` adds to.
+        """
+        path, held, lock = self._root / "holds" / f"{os.getpid()}.{secrets.token_hex(4)}.json", set(keys), None
         with suppress(OSError), self._lock("holds"):
             lock = _file_lock(path.with_suffix(".lock"))
             lock.acquire(timeout=0)
-            _write(path, dump_checksummed(HOLD_SCHEMA, {"keys": sorted(keys)}))
+            _write(path, dump_checksummed(HOLD_SCHEMA, {"keys": sorted(held)}))
+        self._holds.append((path, held))
         try:
-            yield
+            yield held
         finally:
+            self._holds.remove((path, held))
             if lock:
                 _release(path, lock)
+
+    def hold(self, key: str) -> None:
+        """Also protect the entry of `key` until the innermost `holding` block of this object ends."""
+        if self._holds:
+            path, held = self._holds[-1]
+            held.add(key)
+            with suppress(OSError), self._lock("holds"):
+                _write(path, dump_checksummed(HOLD_SCHEMA, {"keys": sorted(held)}))
 
     @contextmanager
     def unheld(self, key: str) -> Iterator[bool]:

@@ -29,15 +29,20 @@ class StepProgress:
         """Report the step's current activity as text."""
 
 
+FoundDigests = Mapping[Path, tuple[str, str]]  # (identity before the read, digest) of source files
+
+
 class Inputs:
     """The inputs of a running step: `inputs[dependency]` is the directory with the output files of a dependency.
 
-    `devices` are reserved for the step while it runs: as many as it requires, or all if there are fewer.
+    `devices` are reserved for the step while it runs: as many as it requires, or all if there are fewer. A step that
+    hashes unread source files records their digests in `found_digests`.
     """
 
     def __init__(self, directories: Mapping[str, Path], devices: tuple[str, ...] = ()) -> None:
         self._directories = directories
         self.devices = devices
+        self.found_digests: dict[Path, tuple[str, str]] = {}
 
     def __getitem__(self, step: Step) -> Path:
         if step.key not in self._directories:
@@ -66,10 +71,12 @@ class Step(ABC):
     * A `RESUMABLE` step finds in `out` the files of an earlier, interrupted run of the same key and continues from
       there; it keeps its own state in `notes_dir(out)`. The store keeps both until the output is complete. The final
       output must not depend on interruptions.
+    * A step that `HASHES_SOURCES` can run with unread files (store/files.py) and records their digests in its inputs.
     """
 
     VERSION: ClassVar[int]
     RESUMABLE: ClassVar[bool] = False
+    HASHES_SOURCES: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

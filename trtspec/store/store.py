@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -38,6 +38,7 @@ from trtspec.store.entry import (
     seal_files,
     write_entry,
 )
+from trtspec.store.files import shape_key, with_digests
 from trtspec.store.layout import Layout, collect, listdir, remove_entry
 from trtspec.store.records import Leases, StepRates
 from trtspec.store.remote import Remote, Start
@@ -45,13 +46,12 @@ from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
 log = logging.getLogger(__name__)
 
-NO_INPUTS = Inputs({})
-
 
 @dataclass(frozen=True)
 class Obtained:
-    """A step's verified entry, and whether it was in the store, fetched from the remote store, or built."""
+    """A step with the final key, its verified entry, and whether it was a hit, fetched from the remote, or built."""
 
+    step: Step
     entry: StoreEntry
     status: Literal["hit", "fetched", "built"]
 
@@ -95,22 +95,27 @@ class Store:
                 return self._get_locked(key)
 
     def obtain(
-        self, step: Step, inputs: Inputs = NO_INPUTS, start: Start = lambda total_bytes: StepProgress()
+        self, step: Step, inputs: Inputs | None = None, start: Start = lambda total_bytes: StepProgress()
     ) -> Obtained:
         """Return a step's output, fetching it or running the step if it is missing.
 
         `start` is called with the bytes of each transfer or run, and returns the receiver of its progress. The remote
-        store has the output afterwards, unless it failed.
+        store has the output afterwards, unless it failed. A step with unread files runs under its provisional key; its
+        entry has the key with the digests that it found.
         """
         lookup = self.get(step.key)
         if lookup.entry:
-            obtained = Obtained(lookup.entry, "hit")
+            obtained = Obtained(step, lookup.entry, "hit")
         else:
             log.info("%s: %s; obtaining it as %s", step.name, lookup.why, step.key)
-            obtained = self._fetch_or_build(step, inputs, start, start(step.total_bytes))
+            obtained = self._fetch_or_build(step, inputs or Inputs({}), start, start(step.total_bytes))
         if self.remote and step.is_shared and obtained.status != "fetched":
-            self.remote.offer(step, obtained.entry, start)
+            self.remote.offer(obtained.step, obtained.entry, start)
         return obtained
+
+    def has_shapes(self, steps: Iterable[Step]) -> bool:
+        """Return whether an entry may be the output of one of `steps`, although the steps have unread files."""
+        return not {entry.shape for entry in self.entries()}.isdisjoint(map(shape_key, steps))
 
     def fetch(self, step: Step, start: Start = lambda total_bytes: StepProgress()) -> StoreEntry | None:
         """Return a step's output from this store or the remote one, or None; the step is not run."""
@@ -128,19 +133,22 @@ class Store:
             collect(self._layout, "tmp")
             with self._layout.lock(step.key):
                 if entry := self._get_locked(step.key).entry:
-                    return Obtained(entry, "hit")
+                    return Obtained(step, entry, "hit")
                 if self.remote and step.is_shared:
                     if entry := self._receive(self.remote, step, start):
-                        return Obtained(entry, "fetched")
+                        return Obtained(step, entry, "fetched")
                     progress = start(step.total_bytes)
                 started, is_resumed = time.perf_counter(), bool(self.resumable_bytes(step.key))
                 with self._workspace(step) as workspace:
                     output = _write_output(workspace / "files", step, inputs, progress)
                     seconds = time.perf_counter() - started
-                    entry = self._publish(step, workspace, output, seconds)
+                    final = with_digests(step, inputs.found_digests)
+                    publish = self._publish if final.key == step.key else self._publish_found
+                    entry = publish(final, workspace, output, seconds)
+            self.digests.learn(inputs.found_digests)
         if not is_resumed:
             self.rates.note(step, seconds)
-        return Obtained(entry, "built")
+        return Obtained(final, entry, "built")
 
     def _receive(self, remote: Remote, step: Step, start: Start) -> StoreEntry | None:
         """Fetch and publish a step's output, or return None; the caller holds the step's lock."""
@@ -179,6 +187,15 @@ class Store:
                 shutil.rmtree(notes_dir(files))
             raise
 
+    def _publish_found(self, step: Step, workspace: Path, output: SealedFiles, seconds: float) -> StoreEntry:
+        """Publish the output of a step whose key became known as it ran, unless the store has its entry."""
+        with self._layout.lock(step.key):
+            entry = self._get_locked(step.key).entry
+            if entry:
+                shutil.rmtree(workspace)
+            self.uses.hold(step.key)
+            return entry or self._publish(step, workspace, output, seconds)
+
     def _publish(self, step: Step, workspace: Path, output: SealedFiles, seconds: float) -> StoreEntry:
         """Turn a workspace into the entry of a step with one rename; the caller holds the step's lock."""
         failpoint("store.before-entry")
@@ -192,6 +209,7 @@ class Store:
             files=records,
             seconds=seconds,
             created=created,
+            shape=shape_key(step),
         )
         write_entry(entry, workspace)
         shutil.rmtree(notes_dir(workspace / "files"), ignore_errors=True)
@@ -225,11 +243,11 @@ class Store:
     @contextmanager
     def holding(self, keys: Collection[str], user: str) -> Iterator[None]:
         """Context manager that protects a build's entries from removal, and then records that `user` used them."""
-        with self.uses.holding(keys):
+        with self.uses.holding(keys) as held:
             try:
                 yield
             finally:
-                self.uses.note([key for key in keys if self._layout.entry(key).exists()], user)
+                self.uses.note([key for key in held if self._layout.entry(key).exists()], user)
 
     def all_resumable_bytes(self) -> int:
         """Return the bytes on disk that interrupted builds of all keys left for later ones."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from trtspec.checkpoints.conversion import ACTIVATIONS, Activations, Conversion, load_activations, plan_conversion
@@ -24,16 +24,17 @@ from trtspec.checkpoints.translation import VocabMapping
 from trtspec.checkpoints.trtllm import TrtllmQuantization, render_config
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import files_fingerprint
-from trtspec.core.hashing import Segments
+from trtspec.core.hashing import GrowingDigest, Segments
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.methods.base import DraftHead
 from trtspec.methods.draft_head import SourceHead, load_head, mask_key
 from trtspec.store.digest import compute_digest
-from trtspec.store.files import Files
+from trtspec.store.files import Files, read_sources
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
 ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
+NO_DIGESTS: Mapping[Path, GrowingDigest] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class ConvertCheckpoint(Step):
 
     VERSION: ClassVar[int] = 7
     RESUMABLE: ClassVar[bool] = True
+    HASHES_SOURCES: ClassVar[bool] = True
 
     role: str
     source: Files
@@ -185,9 +187,7 @@ class ConvertCheckpoint(Step):
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> Mapping[str, Segments]:
         """Convert the checkpoint; return segment digests by file. Raise CheckpointError for an inconsistent source."""
         measured = [load_activations(inputs[step] / ACTIVATIONS) for step in self.calibration]
-        with ExitStack() as unchanged:
-            for files in self.sources:
-                unchanged.enter_context(files.unchanged())
+        with read_sources(self.sources, inputs) as digests:
             return convert_checkpoint(
                 self.source.root,
                 out,
@@ -200,6 +200,7 @@ class ConvertCheckpoint(Step):
                 vocab_size=self.vocab_size,
                 on_bytes=progress.advance,
                 journal=notes_dir(out) / "journal",
+                digests=digests,
             )
 
 
@@ -216,14 +217,16 @@ def convert_checkpoint(
     vocab_size: int = 0,
     on_bytes: Callable[[int], None] = lambda count: None,
     journal: Path | None = None,
+    digests: Mapping[Path, GrowingDigest] = NO_DIGESTS,
     threads: int | None = None,
 ) -> dict[str, Segments]:
     """Convert the checkpoint in `root` into the directory `out`; return the segment digests of each rank's file.
 
     `load_head` loads a draft head to be stored with the model. `on_bytes` receives the number of source bytes processed
     since its last call; when resuming, its first call includes those processed earlier. `journal` is the directory from
-    which an interrupted conversion is resumed. `threads` does not change the output and is chosen automatically if
-    None. Raise CheckpointError if the source is inconsistent.
+    which an interrupted conversion is resumed. The bytes read from a file in `digests` are added to its digest.
+    `threads` does not change the output and is chosen automatically if None. Raise CheckpointError if the source is
+    inconsistent.
     """
     from trtspec.checkpoints.conversion_tasks import plan_tasks
     from trtspec.checkpoints.stream import ConversionIssues, run_tasks  # imports numpy, which planning does not need
@@ -251,6 +254,7 @@ def convert_checkpoint(
         on_bytes=on_bytes,
         journal=journal,
         stamp=stamp,
+        digests=digests,
         threads=threads,
     )
     rendered = _render_config(plan, head.head if head else None) | mask_key(model.source)

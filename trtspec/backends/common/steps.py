@@ -43,6 +43,7 @@ class CopyFiles(Step):
     """Step that copies files under their own names; `what`, such as "tokenizer", is part of the step's name."""
 
     VERSION: ClassVar[int] = 1
+    HASHES_SOURCES: ClassVar[bool] = True
 
     what: str
     source: Files
@@ -76,8 +77,10 @@ class CopyFiles(Step):
         """Copy the files in parallel; return the segment digests (see core/hashing.py) by file name."""
         paths = self.source.paths
         with self.source.unchanged():
-            segments = map_in_threads(lambda path: copy_hashed(path, out / path.name, progress.advance), paths)
-            return dict(zip((path.name for path in paths), segments, strict=True))
+            copied = map_in_threads(lambda path: copy_hashed(path, out / path.name, progress.advance), paths)
+        segments = dict(zip(paths, copied, strict=True))
+        inputs.found_digests |= self.source.found_digests(segments)
+        return {path.name: each for path, each in segments.items()}
 
 
 def plan_recipe_library(plugins: Sequence[str], gpu: str) -> LibrarySpec:

@@ -196,7 +196,7 @@ def _tree(choices: Choices) -> str:
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps of an artifact; raise TrtspecError if the installed TensorRT-LLM is not the recipe's version."""
     engine_, build = context.resolved.engine, context.resolved.engine.build
-    toolchain = probe_toolchain(build.image, engine_.version, engine_.gpu, online=reader.reads_all)
+    toolchain = probe_toolchain(build.image, engine_.version, engine_.gpu, online=reader.for_build)
     checkpoints, cache = conversion_steps(context, reader), Path(build.timing_cache)
     timing_cache = (reader.read(cache.parent, [cache]),) if build.timing_cache else ()
     arguments = {spec.role: tuple(build_arguments(spec.role, context)) for spec in engine_specs(context)}
