@@ -207,7 +207,7 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool, is_r
         _show_removed(document)
         if is_remote and document["removed"] and not document["dry_run"]:
             note(
-                "unused files are deleted later: by the registry, or by a cleanup after an hour (directory) or a day (bucket)",
+                "unused files are deleted later: see docs/team-store.md",
                 "dim",
             )
     if was_verifying:
