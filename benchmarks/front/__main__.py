@@ -162,14 +162,20 @@ def completion(model: str, prompt: list[int], tokens: int) -> Callable[[int], di
 
 
 def stages(
-    names: list[str], artifact: Path, steps: Steps, load: Load, root: Path, found: dict[str, dict[str, Any]]
+    names: list[str],
+    artifact: Path,
+    steps: Steps,
+    load: Load,
+    root: Path,
+    found: dict[str, dict[str, Any]],
+    processes: int = 1,
 ) -> None:
     """Measure the named stages and add their results to `found`."""
     prompt = list(steps.text[:16])
     if {"grpc", "generate_stream", "gateway"} & {*names}:
         null_artifact(artifact, root / "artifact", steps, load.streams)
         with serving(root, root / "artifact" / "model_repository", environment={"PYTHONPATH": str(ROOT)}) as served:
-            of_triton(names, root, served, prompt, load, found)
+            of_triton(names, root, served, prompt, load, found, processes)
     given = json.dumps(asdict(steps))
     if "uvicorn" in names:
         (port,) = free_ports(1)
@@ -196,7 +202,13 @@ def find_vllm() -> Path | None:
 
 
 def of_triton(
-    names: list[str], root: Path, served: Any, prompt: list[int], load: Load, found: dict[str, dict[str, Any]]
+    names: list[str],
+    root: Path,
+    served: Any,
+    prompt: list[int],
+    load: Load,
+    found: dict[str, dict[str, Any]],
+    processes: int,
 ) -> None:
     """Measure the stages that are Triton's, or before it."""
     http = int(served.client.where.rsplit(":", 1)[1])
@@ -224,7 +236,7 @@ def of_triton(
     if "gateway" in names:
         (port,) = free_ports(1)
         config = gateway_config(root / "artifact", grpc=f"{LOOPBACK}:{served.grpc}", port=port)
-        config = replace(config, limits=replace(config.limits, max_texts=2 * load.streams))
+        config = replace(config, processes=processes, limits=replace(config.limits, max_texts=2 * load.streams))
         write_config(config, root / "gateway.json")
         with started(gateway_command(root / "gateway.json"), ready_url(config)):
             asked = completion(config.model, prompt, load.tokens)
@@ -252,6 +264,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.0, help="tokens per second of all streams; 0: all that goes")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of each text")
     parser.add_argument("--stages", default=",".join(STAGES), help="stages to measure, separated by commas")
+    parser.add_argument("--gateway-processes", type=int, default=1)
     parser.add_argument("--artifact", type=Path, default=ROOT / "build" / "quickstart")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -280,11 +293,12 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         steps = Steps(asked.tokens_per_step, step_s, str(clock), text)
         count = -(-asked.tokens // asked.tokens_per_step)
         load = Load(asked.streams, count, asked.tokens, 1.0, asked.seconds, steps.times())
-        stages(asked.stages.split(","), asked.artifact, steps, load, root, found)
+        stages(asked.stages.split(","), asked.artifact, steps, load, root, found, asked.gateway_processes)
     return {
         "streams": asked.streams,
         "tokens_per_step": asked.tokens_per_step,
         "rate": asked.rate,
+        "gateway_processes": asked.gateway_processes,
         "tokens_per_s": {name: found[name]["tokens_per_s"] if name in found else None for name in STAGES},
         "stages": found,
         "commit": commit(),

@@ -124,7 +124,7 @@ class EventStream(asyncio.Protocol):
 async def read_events(port: int, path: str, body: Callable[[int], dict[str, Any]], load: Load) -> Received:
     """Return what the streams receive from an HTTP server; `body(stream)` is the document of a request."""
     received, loop = Received.of(load), asyncio.get_running_loop()
-    streams = [EventStream(_post(port, path, body(each)), load, each, received) for each in range(load.streams)]
+    streams = [EventStream(post_request(port, path, body(each)), load, each, received) for each in range(load.streams)]
     for stream in streams:
         made = partial(_given, stream)
         connecting = loop.create_connection(made, LOOPBACK, port)  # unbounded: the next line has the limit
@@ -137,7 +137,8 @@ def _given(stream: EventStream) -> EventStream:
     return stream
 
 
-def _post(port: int, path: str, body: dict[str, Any]) -> bytes:
+def post_request(port: int, path: str, body: dict[str, Any]) -> bytes:
+    """Return the bytes of an HTTP request with a JSON document."""
     raw = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: {LOOPBACK}:{port}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw

@@ -122,8 +122,9 @@ def read_command(words: list[str]) -> None:
     if words and Path(words[0]).name == "trtspec":
         name, *rest = words[1:]
         command = trtspec_commands()[name]
-        given = command.make_context(name, rest).params.get("recipe")
-        assert given is None or "/" in str(given) or find_recipe(Path(given)) != Path(given), f"no recipe {given}"
+        given = command.make_context(name, rest).params.get("recipe") or ()
+        for each in given if isinstance(given, list | tuple) else (given,):
+            assert "/" in str(each) or find_recipe(Path(each)) != Path(each), f"no recipe {each}"
     elif words and words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {word for word in words[1:] if "=" not in word} <= {*targets}, words

@@ -15,6 +15,7 @@ import pytest
 from benchmarks.front.__main__ import run
 from benchmarks.front.clients import EventStream, Load, Received, read_events
 from benchmarks.front.null_engine import MAX_STEPS, NullEngine, Steps
+from benchmarks.front.quickstart import ratios
 from trtspec.core.paths import recipes_dir
 
 WAIT_S = 30.0
@@ -129,7 +130,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_all_stages_deliver_the_text(artifact: Path) -> None:
     asked = argparse.Namespace(
-        streams=4, tokens_per_step=2, seconds=1.0, rate=400.0, tokens=40, artifact=artifact,
+        streams=4, tokens_per_step=2, seconds=1.0, rate=400.0, tokens=40, artifact=artifact, gateway_processes=2,
         stages="grpc,generate_stream,gateway,uvicorn",
     )  # fmt: skip
     document = run(asked)
@@ -137,3 +138,12 @@ def test_all_stages_deliver_the_text(artifact: Path) -> None:
         assert 100 < document["tokens_per_s"][stage] < 600
         assert document["stages"][stage]["other_ms"]["p50"] < 1000
     assert document["tokens_per_s"]["vllm"] is None
+
+
+def test_ratio_is_of_medians_for_each_mode() -> None:
+    rates = {("in process", "drafts"): (10, 90, 20), ("served", "drafts"): (16, 15, 90)}
+    rates |= {("in process", "no drafts"): (10,), ("served", "no drafts"): (5,)}
+    results: list[dict[str, object]] = [
+        {"side": side, "mode": mode, "tokens_per_s": rate} for (side, mode), each in rates.items() for rate in each
+    ]
+    assert ratios(results) == {"drafts": 0.8, "no drafts": 0.5}

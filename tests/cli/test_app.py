@@ -155,7 +155,7 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
             ("--verify",),
             {
                 *("ok", "root", "bytes", "resumable_bytes", "entries", "recipes", "problems", "removed"),
-                *("dry_run", "freed_bytes", "linked_bytes"),
+                *("dry_run", "freed_bytes", "linked_bytes", "pulled", "removed_pulled"),
             },
         ),
         "recipes": ((), {"recipes"}),

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.conftest import Run
 from tests.store.registries.artifacts import contents, make_artifact
 from trtspec.core.paths import cache_dir
+from trtspec.store.registries.pull import local_artifact
+from trtspec.store.registries.pulled import pulled_dir
 
 
 @pytest.fixture
@@ -72,3 +76,33 @@ def test_deploy_pulls_into_the_cache_first(artifact: Path, trtspec: Run, workpla
     assert pushed["manifest"].removeprefix("sha256:") in (workplace / "files" / "compose.yaml").read_text()
     refused = trtspec("deploy", "file:models:v1", "--manifest", f"sha256:{'0' * 64}")
     assert refused.code == 102
+
+
+def test_cache_prunes_pulled_artifacts_that_no_deployment_uses(
+    built: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trtspec("push", built, "file:models:v1")
+    served, unused = (local_artifact("file:models:v1")[0].rename(pulled_dir() / (letter * 64)) for letter in "ab")
+    partial = pulled_dir() / f".{'c' * 64}.partial"
+    partial.mkdir()
+    for path in (served, unused, partial):
+        os.utime(path, (0, 0))
+    record = SimpleNamespace(state="live", artifact=str(served), manifest="")
+    monkeypatch.setattr("trtspec.deployment.used_artifacts.deployment_names", lambda: ["tiny"])
+    monkeypatch.setattr("trtspec.deployment.used_artifacts.DeploymentJournal.read", lambda self: record)
+    listed = trtspec("cache", "--json").document["pulled"]
+    assert {each["key"][0]: each["held"] for each in listed} == {"a": True, "b": False, "c": False}
+    dry = trtspec("cache", "--prune", "--older-than", "1d", "--dry-run", "--json").document
+    assert len(dry["removed_pulled"]) == 2
+    assert unused.is_dir()
+    gone = trtspec("cache", "--prune", "--older-than", "1d", "--json").document
+    assert [each[0] for each in gone["removed_pulled"]] == ["c", "b"]
+    assert gone["freed_bytes"] > 6 << 20
+    assert served.is_dir()
+    assert not unused.exists()
+    assert not partial.exists()
+    record.state = "stopped"
+    recent, _ = local_artifact("file:models:v1")
+    trtspec("cache", "--prune", "--max-size", "0GB")
+    assert not served.exists()
+    assert recent.is_dir()

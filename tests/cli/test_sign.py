@@ -78,6 +78,10 @@ def test_files_at_a_location_are_not_verified(built: Path, trtspec: Run) -> None
     assert (refused.code, "only its signature can be verified there" in refused.err) == (1, True)
 
 
-def test_systemd_unit_has_the_policy(built: Path, trtspec: Run, workplace: Path) -> None:
+def test_systemd_unit_has_the_policy(
+    built: Path, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unit = trtspec("deploy", built, "--systemd", "--signature", "policy.yaml").out
     assert f"--signature {workplace}/policy.yaml" in unit
+    monkeypatch.setenv("TRTSPEC_SIGNATURE_POLICY", "policy.yaml")
+    assert trtspec("deploy", built, "--systemd").out == unit

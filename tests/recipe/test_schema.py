@@ -144,7 +144,19 @@ def test_json_schema_has_its_id_and_the_keys_extends_and_matrix() -> None:
         "trtspec recipe",
     )
     assert list(schema["properties"]) == [
-        *("schema", "name", "target", "speculation", "engine", "serving", "plugins", "gates", "extends", "matrix")
+        *(
+            "schema",
+            "name",
+            "target",
+            "speculation",
+            "engine",
+            "serving",
+            "plugins",
+            "gates",
+            "fleet",
+            "extends",
+            "matrix",
+        )
     ]
 
 
@@ -154,7 +166,7 @@ def test_recipe_keys_all_have_a_description() -> None:
 
 def test_json_schema_rejects_unknown_keys_in_all_models() -> None:
     closed = [part for part in objects(recipe_json_schema()) if "properties" in part and "title" in part]
-    assert len(closed) == 16
+    assert len(closed) == 17
     assert all(part["additionalProperties"] is False for part in closed)
 
 

@@ -25,7 +25,7 @@ from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.cli.progress import BuildBars
-    from trtspec.fleet.scheduler import StepRun
+    from trtspec.fleet.scheduler import CellRun, StepRun
     from trtspec.planning.cells import CellResult, FleetResult
     from trtspec.planning.pipeline import BuildResult, PartialBuildResult
     from trtspec.recipe.load import LoadedRecipe
@@ -229,11 +229,14 @@ def show_cells(found: FleetResult) -> None:
 
 
 def show_failure(cell: CellResult) -> None:
-    """Show why a cell has no artifact: its position in the recipe, the step, the node and the error."""
-    run = cell.run
+    """Show why a cell has no artifact."""
+    show_failed_run(cell.run, next((each.node for each in cell.steps if each.failure and each.node), ""))
+
+
+def show_failed_run(run: CellRun, node: str) -> None:
+    """Show the position in the recipe, the step, the node and the error of a cell that failed."""
     if run.failure is None:
         return
-    node = next((each.node for each in cell.steps if each.failure and each.node), "")
     at = f" on {node}" if node else ""
     where = f"{run.failure.where}: " if run.failure.where else ""
     step = f"{run.step}{at}: " if run.step and run.status == "failed" else ""

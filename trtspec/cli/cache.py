@@ -43,9 +43,10 @@ def cache(
     remote: Annotated[bool, typer.Option("--remote", help="Use the team store (TRTSPEC_REMOTE).")] = False,
     json: Json = False,
 ) -> None:
-    """Show, verify, prune or clear the store of built steps.
+    """Show, verify, prune or clear the store of built steps, and the artifacts that `deploy` has pulled.
 
-    Entries that a running build needs are kept.
+    Entries that a running build needs and artifacts that a deployment uses are kept. A limit applies to the store and
+    to the pulled artifacts.
 
     Example: trtspec cache --prune --older-than 30d --dry-run
     """
@@ -79,7 +80,39 @@ def _manage_local(
         chosen = select_prunable(list_usage(store), limits, datetime.now(timezone.utc), kept)
         removed = remove(store, chosen, dry_run=dry_run)
         removed = clear_rest(store, removed, dry_run=dry_run) if clear else removed
-    return describe(store, removed, store.verify() if verify else [], dry_run)
+    gone, left = _manage_pulled(limits, dry_run=dry_run)
+    document = describe(store, removed, store.verify() if verify else [], dry_run)
+    document["freed_bytes"] += sum(each["bytes"] for each in gone)
+    return {**document, "pulled": left, "removed_pulled": [each["key"] for each in gone]}
+
+
+def _manage_pulled(limits: PruneLimits | None, *, dry_run: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Prune the pulled artifacts; return the removed ones and those that are left."""
+    from trtspec.store.prune import select_prunable
+    from trtspec.store.registries.pulled import list_pulled, pulled_dir, remove_pulled
+
+    if not pulled_dir().is_dir():
+        return [], []
+    from trtspec.deployment.used_artifacts import artifacts_in_use
+
+    uses = list_pulled(artifacts_in_use())
+    chosen = select_prunable(uses, limits, datetime.now(timezone.utc)) if limits else []
+    gone = remove_pulled(chosen, dry_run=dry_run)
+    left = uses if dry_run else [each for each in uses if each not in gone]
+    documents = [
+        [
+            {
+                "name": each.name,
+                "key": each.key,
+                "bytes": each.total_bytes,
+                "last_used": each.last_used.isoformat(timespec="seconds"),
+                "held": each.is_held,
+            }
+            for each in group
+        ]
+        for group in (gone, left)
+    ]
+    return documents[0], documents[1]
 
 
 def _manage_remote(
@@ -131,6 +164,8 @@ def _manage_remote(
         "dry_run": dry_run,
         "freed_bytes": sum(each.total_bytes for each in chosen),
         "linked_bytes": 0,
+        "pulled": [],
+        "removed_pulled": [],
     }
 
 
@@ -203,11 +238,13 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool, is_r
     left = document["resumable_bytes"]
     rest = f", and {format_bytes(left)} from interrupted builds" if left else ""
     print_line(f"{pluralize(len(entries), 'entry', 'entries')}, {format_bytes(document['bytes'])}{rest}")
+    if document["pulled"]:
+        _show_pulled(document["pulled"])
     if was_removing:
         _show_removed(document)
         if is_remote and document["removed"] and not document["dry_run"]:
             note(
-                "unused files are deleted later: see docs/team-store.md",
+                "unused files are deleted later: by the registry, or after an hour (directory) or a day (bucket)",
                 "dim",
             )
     if was_verifying:
@@ -221,15 +258,24 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool, is_r
             print_line("all files match their recorded digests", "green")
 
 
+def _show_pulled(pulled: list[dict[str, Any]]) -> None:
+    from trtspec.store.plan import format_bytes
+
+    rows = [
+        (e["name"], e["key"][:12], format_bytes(e["bytes"]), e["last_used"][:10], "yes" if e["held"] else "no")
+        for e in sorted(pulled, key=lambda e: (e["name"], e["key"]))
+    ]
+    show_table("", ("pulled", "manifest", "size", "used", "in use"), rows, (2,))
+
+
 def _show_removed(document: dict[str, Any]) -> None:
     from trtspec.store.plan import format_bytes
 
     would = "would be " if document["dry_run"] else ""
     linked = document["linked_bytes"]
     stays = f"; {format_bytes(linked)} more stay on disk because artifacts link to them" if linked else ""
-    print_line(
-        f"{len(document['removed'])} {would}removed, {format_bytes(document['freed_bytes'])} {would}freed{stays}"
-    )
+    count = len(document["removed"]) + len(document["removed_pulled"])
+    print_line(f"{count} {would}removed, {format_bytes(document['freed_bytes'])} {would}freed{stays}")
     if held := sum(entry["held"] for entry in document["entries"]):
         print_line(f"{held} are in use by a running build")
 

@@ -171,7 +171,7 @@ def deploy(
             "allow-code": allow_code,
             "baseline": baseline,
             "manifest": manifest,
-            "signature": signature.resolve() if signature else None,
+            "signature": policy_path(signature),
             "trust-report": trust_report,
         }
         print_unit(place, host, given, ["--wait-for-warmup"] if wait_warm else [], json=json)
@@ -221,6 +221,14 @@ def is_recipe(path: Path) -> bool:
     from trtspec.recipe.load import find_recipe
 
     return not path.is_dir() and find_recipe(path).is_file()
+
+
+def policy_path(signature: Path | None) -> Path | None:
+    """Return the absolute path of the policy in an option or in the environment, which a unit does not inherit."""
+    from trtspec.store.signatures.policy import VARIABLE
+
+    chosen = signature or os.environ.get(VARIABLE)
+    return Path(chosen).resolve() if chosen else None
 
 
 def is_unbuilt(artifact: str, render: Path | None) -> bool:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trtspec.cli import completing, load
 from trtspec.cli.layout import pluralize
-from trtspec.cli.options import Baseline, Json, Prompts, Recipe, Set
+from trtspec.cli.measuring import measure_on_pool
+from trtspec.cli.options import Baseline, Json, On, Prompts, Recipes, Set
 from trtspec.cli.progress import build_bars, counter
 from trtspec.cli.render import note, print_line, print_result, show_chart, show_table
 from trtspec.core.errors import TrtspecError
@@ -137,8 +138,10 @@ def _show_server(server: ServerProfile) -> None:
 
 
 def profile(
-    recipe: Recipe,
+    context: typer.Context,
+    recipe: Recipes,
     set_: Set = None,
+    on: On = None,
     prompts: Prompts = None,
     drafts: Annotated[
         str | None, typer.Option(metavar="A,B", help="Additional drafts to try: directories or hub ids.")
@@ -180,15 +183,21 @@ def profile(
     from trtspec.bench.profile.engine_profiler import run as profile_in_process
     from trtspec.recipe.yaml_edit import check_editable
 
+    if on or len(recipe) > 1:
+        if server or write:
+            raise TrtspecError("--server and --write cannot be combined with --on or several recipes", hint="omit them")
+        measure_on_pool(context, recipe, set_ or (), on, _summary, json=json)
+        return
+    (one,) = recipe
     servers = _servers(server, baseline, api, model, key_env)
     if servers and (drafts is not None or methods is not None):
         raise TrtspecError(
             "--server cannot be combined with --drafts or --methods", hint="a server uses its own method"
         )
     if write:
-        check_editable(recipe)  # fail before minutes of measuring
+        check_editable(one)  # fail before minutes of measuring
     limits = SearchLimits(samples, max_tokens, max_draft_len, concurrency, seed)
-    asked = ProfileRequest(recipe, set_ or [], prompts, _names(drafts), _names(methods), limits)
+    asked = ProfileRequest(one, set_ or [], prompts, _names(drafts), _names(methods), limits)
     screen = ProgressUI(build_bars, counter)
     if servers:
         from trtspec.bench.profile.server_profile import run as profile_servers  # needs aiohttp
@@ -200,7 +209,13 @@ def profile(
     save_profile(document, "profile")
     print_result(document, lambda: show_profile(found), as_json=json)
     if write:
-        write_recommendation(recipe, found.recommendation, found.drafts_with)
+        write_recommendation(one, found.recommendation, found.drafts_with)
+
+
+def _summary(document: dict[str, Any]) -> str:
+    """Return the recommendation of a document of `profile` or `tune` in one line."""
+    found = document.get("recommendation")
+    return str(found.get("why", "")) if isinstance(found, dict) else ""
 
 
 def _servers(
@@ -223,8 +238,10 @@ def _names(written: str | None) -> list[str] | None:
 
 
 def tune(
-    recipe: Recipe,
+    context: typer.Context,
+    recipe: Recipes,
     set_: Set = None,
+    on: On = None,
     prompts: Prompts = None,
     samples: Samples = 64,
     max_tokens: MaxTokens = 64,
@@ -246,15 +263,21 @@ def tune(
     from trtspec.bench.profile.tune import run as run_tuning
     from trtspec.recipe.yaml_edit import check_editable
 
+    if on or len(recipe) > 1:
+        if write:
+            raise TrtspecError("--write cannot be combined with --on or several recipes", hint="omit it")
+        measure_on_pool(context, recipe, set_ or (), on, _summary, json=json)
+        return
+    (one,) = recipe
     if write:
-        check_editable(recipe)  # fail before minutes of measuring
+        check_editable(one)  # fail before minutes of measuring
     limits = SearchLimits(samples, max_tokens, max_draft_len, concurrency, seed)
-    found = run_tuning(ProfileRequest(recipe, set_ or [], prompts, None, None, limits), ProgressUI(build_bars, counter))
+    found = run_tuning(ProfileRequest(one, set_ or [], prompts, None, None, limits), ProgressUI(build_bars, counter))
     document = found.as_dict()
     save_profile(document, f"tune-{found.method}")
     print_result(document, lambda: show_tuning(found), as_json=json)
     if write:
-        write_recommendation(recipe, found.recommendation, found.drafts_with)
+        write_recommendation(one, found.recommendation, found.drafts_with)
 
 
 def show_tuning(found: Tuning) -> None:

@@ -7,7 +7,7 @@ import trtspec
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Artifact, Json, Location, ManifestDigest
 from trtspec.cli.progress import transfer_bars
-from trtspec.cli.render import print_line, print_result
+from trtspec.cli.render import note, print_line, print_result
 
 
 def push(artifact: Artifact, location: Location, manifest: ManifestDigest = None, json: Json = False) -> None:
@@ -17,6 +17,7 @@ def push(artifact: Artifact, location: Location, manifest: ManifestDigest = None
 
     Example: trtspec push build/quickstart oci://registry.example.com/team/quickstart:v1
     """
+    from trtspec.store.artifact_paths import ATTESTATIONS
     from trtspec.store.plan import format_bytes
 
     with transfer_bars() as on_progress:
@@ -28,6 +29,8 @@ def push(artifact: Artifact, location: Location, manifest: ManifestDigest = None
         print_line(f"  digest    {pushed.digest}")
         if pushed.attestations:
             print_line(f"  attached  {pluralize(pushed.attestations, 'attestation')}")
+        elif (artifact / ATTESTATIONS).is_dir():
+            note("  this kind of location does not keep signatures and provenance", "yellow")
         print_line(f"pushed {pushed.files} files to {location}: {sent} of {total} sent", "green")
 
     print_result(pushed.as_dict(), show, as_json=json)

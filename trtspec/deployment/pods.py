@@ -67,7 +67,7 @@ def capability_expressions(gpu: Gpu) -> list[dict[str, Any]]:
 
 
 def memory_expressions(gpu: Gpu) -> list[dict[str, Any]]:
-    """Return node selector expressions for the GPU's memory, which tells models of one architecture apart; in MiB."""
+    """Return node selector expressions for the GPU's memory in MiB; models of one architecture differ in it."""
     tolerance, mib = MEMORY_TOLERANCE_GIB << 10, gpu.memory_bytes >> 20
     bounds = (("Gt", mib - tolerance), ("Lt", mib + tolerance))
     return [{"key": f"{GPU}.memory", "operator": operator, "values": [str(bound)]} for operator, bound in bounds]

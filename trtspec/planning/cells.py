@@ -130,9 +130,13 @@ def _plan(request: FleetRequest, store: Store, events: Events, *, elsewhere: boo
 
 def _cell(loaded: LoadedRecipe, build: Build) -> Cell:
     requirements = {step.key: step_requirement(loaded, build, step) for step in build.plan.steps}
+    return Cell(loaded.recipe.name, build.plan.steps, requirements, recipe_position(loaded))
+
+
+def recipe_position(loaded: LoadedRecipe) -> str:
+    """Return the position of a recipe's name as FILE:LINE, for messages."""
     mark = find_mark(loaded.tree, "", ["name"])
-    where = f"{mark.file}:{mark.line}" if mark.line else display_name(loaded.path)
-    return Cell(loaded.recipe.name, build.plan.steps, requirements, where)
+    return f"{mark.file}:{mark.line}" if mark.line else display_name(loaded.path)
 
 
 def step_requirement(loaded: LoadedRecipe, build: Build, step: Step) -> Requirement:

@@ -110,6 +110,17 @@ def test_new_draft_sends_only_its_bytes(bucket: Any, built: Path, tmp_path: Path
     assert [each.tag for each in list_artifacts(f"s3://{BUCKET}/drafts/tiny", patience=QUICK)] == ["v1", "v2"]
 
 
+def test_rest_of_a_file_is_read_from_an_offset(bucket: Any, built: Path) -> None:
+    """rclone's server sends a range with the status of a whole body."""
+    push_artifact(built, f"s3://{BUCKET}/ranges/tiny:v1", patience=QUICK)
+    data, stopped = (built / TARGET).read_bytes(), Event()
+    repository = s3.S3Repository(f"//{BUCKET}/ranges/tiny", Opening(False, QUICK, stopped, BlobIndex()))
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    blob = Descriptor(mediaType="application/octet-stream", digest=digest, size=len(data))
+    assert b"".join(repository.pieces(blob, 4 * MIB)) == data[4 * MIB :]
+    repository.close()
+
+
 def test_rclone_reads_what_was_pushed(bucket: Any, endpoint: str, built: Path, tmp_path: Path) -> None:
     push_artifact(built, f"s3://{BUCKET}/peers/tiny:v1", patience=QUICK)
     rclone(endpoint, "copy", f"s3:{BUCKET}/peers/tiny", str(tmp_path / "copy"))

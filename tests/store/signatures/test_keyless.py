@@ -11,14 +11,22 @@ import json
 import random
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from trtspec.core.errors import TrtspecError
+from trtspec.core.errors import SignatureRefused, TrtspecError
 from trtspec.store.signatures.attestations import Attestations
-from trtspec.store.signatures.envelope import SignatureRefused, parse_bundle, parse_statement
+from trtspec.store.signatures.envelope import (
+    SIGNATURE,
+    SubjectName,
+    parse_bundle,
+    parse_statement,
+    render_statement,
+)
 from trtspec.store.signatures.evaluate import SignedArtifact, check_signature
-from trtspec.store.signatures.keyless import open_keyless_signer, verify_keyless
+from trtspec.store.signatures.keyless import KeylessSigner, open_keyless_signer, verify_keyless
 from trtspec.store.signatures.policy import load_policy
 
 BUNDLE = (Path(__file__).parent / "public.sigstore.json").read_bytes()
@@ -87,3 +95,18 @@ def test_signing_outside_of_ci_names_the_fix(monkeypatch: pytest.MonkeyPatch) ->
     assert "secret" not in str(error.value)
     with pytest.raises(TrtspecError, match="requires env://NAME"):
         open_keyless_signer("secret.token.value")
+
+
+def test_statements_are_accepted_by_the_keyless_signer() -> None:
+    """The package sigstore validates a statement before it signs; its services are replaced here."""
+    seen = []
+
+    def sign_dsse(statement: Any) -> SimpleNamespace:
+        seen.append(json.loads(statement._contents))
+        return SimpleNamespace(to_json=lambda: "{}")
+
+    statement = render_statement([SubjectName("manifest.json", "a" * 64)], SIGNATURE, {}, {"trtspec.signed": "now"})
+    assert KeylessSigner(SimpleNamespace(sign_dsse=sign_dsse), "job").sign(statement) == b"{}"
+    assert seen == [json.loads(statement)]
+    with pytest.raises(TrtspecError, match="signing failed"):
+        KeylessSigner(SimpleNamespace(sign_dsse=sign_dsse), "job").sign(b'{"_type": "other"}')

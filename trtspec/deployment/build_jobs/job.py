@@ -194,7 +194,7 @@ def _addresses(push: str, names: Sequence[str]) -> list[str]:
 
 
 def _cell(loaded: LoadedRecipe, build: Build, address: str) -> BuildCell:
-    """Return the needs of a cell: its memory is that of serving, which verification uses, and which no step exceeds."""
+    """Return the needs of a cell. Its memory is the memory for serving, which verification needs; steps need less."""
     engine, workload = build.recipe.engine, plan_workload(build, DeployOptions())
     if engine.build.image:
         message = f"{build.recipe.name}: engine.build.image runs docker, which pods do not have"

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 64 << 10  # small, to detect early that a client stops reading
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CRASHED = 70  # exit code of an unexpected error
 SOON_S = 2.0  # a process that ends earlier has failed to start
 MAX_FAILED_STARTS = 3  # in succession, of all processes
 RETRY_S = 0.5
@@ -78,41 +80,45 @@ class ProcessPool:
 
     def run(self) -> int:
         """Return the exit code: 0 after a signal, otherwise that of a child that failed to start."""
-        for sign in (signal.SIGTERM, signal.SIGINT):
+        for sign in SIGNALS:
             signal.signal(sign, self._stop)
         for index in range(len(self._listeners)):
             self._start(index)
         code = 0
         while self._running:
-            pid, status = os.wait()
+            pid, status = os.wait()  # unbounded: until a process ends, or a signal ends all
             index, began = self._running.pop(pid)
             if self._is_stopping:
                 continue
-            log.error("gateway process %d ended with status %d; restarting it", pid, os.waitstatus_to_exitcode(status))
+            ended = os.waitstatus_to_exitcode(status)
             self._failed_starts = self._failed_starts + 1 if time.monotonic() - began < SOON_S else 0
-            if self._failed_starts >= MAX_FAILED_STARTS:
-                code = abs(os.waitstatus_to_exitcode(status)) or 1
+            is_refusal = ended > 0 and ended != CRASHED  # a user's mistake, which a restart does not correct
+            if is_refusal or self._failed_starts >= MAX_FAILED_STARTS:
+                code = abs(ended) or 1
                 self._stop()
                 continue
+            log.error("gateway process %d ended with status %d; restarting it", pid, ended)
             self._ended(index)
             if self._failed_starts:
                 time.sleep(RETRY_S)
-            if not self._is_stopping:
-                self._start(index)
+            self._start(index)
         return code
 
     def _start(self, index: int) -> None:
+        """Start the process with number `index`, unless a signal has ended all."""
         arrange = die_with_parent()
-        pid = os.fork()
-        if pid:
-            self._running[pid] = index, time.monotonic()
-            if self._is_stopping:  # the signal came before the process was known
-                os.kill(pid, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the child must not run this process's handler
+        pid = 0 if self._is_stopping else os.fork()
+        if pid or self._is_stopping:
+            if pid:
+                self._running[pid] = index, time.monotonic()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             return
-        code = 1
+        code = CRASHED
         try:
-            for sign in (signal.SIGTERM, signal.SIGINT):
+            for sign in SIGNALS:
                 signal.signal(sign, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             arrange()
             for each in self._listeners:
                 if each is not self._listeners[index]:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from trtspec.core.errors import DigestMismatch, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.files import file_lock
-from trtspec.core.paths import cache_dir, store_dir
+from trtspec.core.paths import store_dir
 from trtspec.store.artifact import (
     Artifact,
     Manifest,
@@ -39,6 +39,7 @@ from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.download import download_file, fetch_document
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import Package, parse_image_manifest, read_package
+from trtspec.store.registries.pulled import note_use, pulled_dir
 from trtspec.store.registries.repository import Opening, Repository, is_location, open_location
 from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
 from trtspec.store.signatures.attestations import fetch_attestations, read_attestations, write_attestations
@@ -94,7 +95,7 @@ def by_name(manifest: Manifest, digest: str) -> Path:
 
 def by_digest(manifest: Manifest, digest: str) -> Path:
     """Return the directory in the cache for an artifact that is deployed from its location."""
-    return cache_dir() / "pulled" / digest
+    return pulled_dir() / digest
 
 
 def pull_artifact(
@@ -184,6 +185,7 @@ def local_artifact(
     """
     if isinstance(artifact, str) and is_location(artifact):
         pulled = pull_artifact(artifact, by_digest, expected=expected, policy=policy, on_progress=on_progress)
+        note_use(pulled.artifact)
         return pulled.artifact, pulled.manifest.removeprefix("sha256:")
     if policy:
         return Path(artifact), check_directory(Path(artifact), policy, expected).manifest

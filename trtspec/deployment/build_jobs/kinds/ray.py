@@ -49,7 +49,7 @@ def render(job: BuildJob) -> list[dict[str, Any]]:
     }
     spec = {
         "entrypoint": entrypoint(job),
-        "submissionMode": "HTTPMode",  # the operator submits; a submitter pod would need permissions of its own
+        "submissionMode": "HTTPMode",  # the operator submits; a submitter pod would need more permissions
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": CLUSTER_KEEP_S,
         "activeDeadlineSeconds": job.settings.deadline_s,

@@ -72,7 +72,9 @@ class ClusterSettings:
         if self.pull_image and not re.fullmatch(IMAGE_BY_DIGEST, self.pull_image):
             raise DeployError(f"option pull-image: {self.pull_image!r} is not an image with a digest")
         if self.form != "deployment" and self.pulls and not self.pull_image:
-            message = f"form {self.form} requires an image with trtspec that pulls the artifact; the engine's has none"
+            message = (
+                f"form {self.form} requires an image with trtspec that pulls the artifact; the engine's image lacks it"
+            )
             hint = "--target-option pull-image=NAME@sha256:..., or artifact=image or artifact=modelpack"
             raise DeployError(message, hint=hint)
         self.volume()
