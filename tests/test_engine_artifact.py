@@ -58,7 +58,7 @@ def test_artifact_has_the_expected_content_and_is_unchanged_by_a_rebuild(
     assert manifest.gpu == {"name": "h200", "sm": 90, "driver": "590.44.01"}
     assert {path.name for path in built.iterdir()} == {
         *("manifest.json", "reproduce.sh", "launch.json", "checkpoints", "engines", "tokenizer", "prompts"),
-        "model_repository",
+        *("model_repository", "attestations"),
     }
     config = json.loads((built / "engines/target/config.json").read_text())
     assert config["build_config"]["max_draft_len"] == 3

@@ -107,7 +107,8 @@ class Store:
         if lookup.entry:
             obtained = Obtained(step, lookup.entry, "hit")
         else:
-            log.info("%s: %s; obtaining it as %s", step.name, lookup.why, step.key)
+            doing = "fetching or building" if self.remote else "building"
+            log.info("%s: %s; %s it as %s", step.name, lookup.why, doing, step.key)
             obtained = self._fetch_or_build(step, inputs or Inputs({}), start, start(step.total_bytes))
         if self.remote and step.is_shared and obtained.status != "fetched":
             self.remote.offer(obtained.step, obtained.entry, start)
