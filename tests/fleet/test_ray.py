@@ -248,3 +248,29 @@ def test_unreachable_cluster_is_refused_at_once(address: str) -> None:
     with pytest.raises(TrtspecError, match=r"nothing listens there|expected HOST:PORT"):
         kind.open(PoolOptions(rest))
     assert time.monotonic() - started < 8
+
+
+LISTENERS = """
+from pathlib import Path
+from trtspec.fleet.pool import PoolOptions, find_pool
+
+def listeners():
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {line[1] for line in lines if line[3] == "0A"}
+
+before = listeners()
+kind, address = find_pool("ray")
+with kind.open(PoolOptions(address)):
+    print(*(listeners() - before), sep="\\n")
+"""
+
+
+def test_local_cluster_listens_on_loopback_only(base: Path) -> None:
+    variables = {**os.environ, "TRTSPEC_CACHE": str(base / "listeners")}
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENERS], env=variables, capture_output=True, text=True, timeout=COMMAND_S, check=True
+    )
+    found = done.stdout.split()
+    assert len(found) >= 3
+    loopback = ("0100007F", "0000000000000000FFFF00000100007F")  # 127.0.0.1, also as an IPv6 address
+    assert [each for each in found if each.partition(":")[0] not in loopback] == []

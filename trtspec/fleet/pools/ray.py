@@ -357,13 +357,18 @@ def _open(options: PoolOptions) -> RayPool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_enable_metrics_collection", "0")
+    address = options.address
+    if not address:
+        # The first is read by Ray on Linux too, and only at its import: without it Ray listens on all interfaces.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         import ray
     except ImportError:
         raise TrtspecError("--on ray requires Ray", hint="pip install 'trtspec[ray]'") from None
     logging.getLogger("ray").setLevel(logging.ERROR)
     arguments: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    address = options.address
     if not address:
         cluster = "the local Ray cluster"
         arguments |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
