@@ -198,3 +198,15 @@ def test_digest_and_sha256_come_from_one_reading(paths: list[Path]) -> None:
         hashlib.sha256(paths[3].read_bytes()).hexdigest(),
     )
     assert sum(read) == paths[3].stat().st_size
+
+
+def test_background_digest_equals_the_sequential_one() -> None:
+    data = random.Random(7).randbytes(3 * hashing.BLOCK_BYTES + 5)
+    plain, digest = hashing.SequentialDigest(), hashing.BackgroundDigest()
+    plain.update(data)
+    for begin in range(0, len(data), 700_001):
+        digest.start(data[begin : begin + 700_001])
+    assert digest.position == len(data)
+    found = digest.finished()
+    digest.close()
+    assert (found.sha256, found.segments) == (plain.sha256, plain.segments)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -164,6 +165,34 @@ class SequentialDigest:
         """Return the digests of all segments, of which the last one may be shorter."""
         rest = (self._segment.hexdigest(),) if self._segment.nbytes else ()
         return (*self._finished, *rest)
+
+
+class BackgroundDigest:
+    """A SequentialDigest that is computed in a thread of its own, so that its caller can transfer the bytes meanwhile.
+
+    `position` is the number of bytes of all calls of `start`. Results contain these bytes.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._digest, self._pending = SequentialDigest(), list[Future[None]]()
+        self._thread = ThreadPoolExecutor(1)
+
+    def start(self, data: bytes | memoryview) -> None:
+        """Hash more bytes, which must not change before the next call of `start` or `finished`."""
+        self.finished()
+        self.position += len(data)
+        self._pending.append(self._thread.submit(self._digest.update, data))
+
+    def finished(self) -> SequentialDigest:
+        """Return the digest of all bytes, once they are hashed."""
+        while self._pending:
+            self._pending.pop().result()
+        return self._digest
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
 
 
 class GrowingDigest:

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from trtspec.core.errors import DigestMismatch
 from trtspec.core.files import file_lock, open_regular, replace_file
-from trtspec.core.hashing import SEGMENT_BYTES, SequentialDigest, read_chunks, segment_count
+from trtspec.core.hashing import SEGMENT_BYTES, BackgroundDigest, SequentialDigest, read_chunks, segment_count
 from trtspec.core.paths import cache_dir
 from trtspec.store.digest import dump_checksummed, load_checksummed
 from trtspec.store.file_records import FileRecord
@@ -33,7 +33,7 @@ class BlobSource:
     def __init__(self, path: Path, record: FileRecord, on_bytes: OnBytes) -> None:
         self.record = record
         self.path = path
-        self._digest = SequentialDigest()
+        self._digest = BackgroundDigest()
         self._on_bytes = on_bytes
         self._file = open_regular(path, follow=False)
 
@@ -43,6 +43,7 @@ class BlobSource:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._digest.close()
         self._file.close()
 
     def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
@@ -54,9 +55,10 @@ class BlobSource:
         for piece in read_chunks(self._file.fileno(), begin, end):
             new = piece[max(0, self._digest.position - begin) :]
             if new.nbytes:
-                self._digest.update(new)
+                self._digest.start(new)
                 self._on_bytes(new.nbytes)
             yield piece
+            self._digest.finished()
             begin += piece.nbytes
         if begin < end:
             raise self._changed()
@@ -84,16 +86,17 @@ class BlobSource:
 
     def _hash_until(self, end: int, *, is_counted: bool = True) -> None:
         for piece in read_chunks(self._file.fileno(), self._digest.position, end):
-            self._digest.update(piece)
+            self._digest.start(piece)
             self._on_bytes(piece.nbytes if is_counted else 0)
+            self._digest.finished()
 
     def sha256(self, *, is_counted: bool = True) -> str:
         """Return the SHA-256 of the whole file, in hex; raises DigestMismatch if the file differs from its record."""
         self._hash_until(self.record.size, is_counted=is_counted)
-        size = os.fstat(self._file.fileno()).st_size
-        if size != self.record.size or self._digest.segments != self.record.segments:
+        size, digest = os.fstat(self._file.fileno()).st_size, self._digest.finished()
+        if size != self.record.size or digest.segments != self.record.segments:
             raise self._changed()
-        return self._digest.sha256
+        return digest.sha256
 
     def _changed(self) -> DigestMismatch:
         return DigestMismatch("the file differs from its recorded digest; nothing was published", where=str(self.path))

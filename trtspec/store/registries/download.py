@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trtspec.core.errors import DigestMismatch, TrtspecError
-from trtspec.core.hashing import SequentialDigest, read_chunks
+from trtspec.core.hashing import BackgroundDigest, read_chunks
 from trtspec.store.artifact import MAX_BYTES
 from trtspec.store.file_records import FileRecord
 from trtspec.store.registries.http_client import Broken
@@ -77,36 +77,45 @@ class Download:
             file,
             on_bytes,
         )
-        self._digest = SequentialDigest()
+        self._digest, self._verified = BackgroundDigest(), 0  # the number of verified segments
 
     def run(self) -> None:
         """Fetch and verify the rest; raises DigestMismatch for wrong bytes, which remain in the file."""
+        try:
+            self._fetch()
+        finally:
+            self._digest.close()
+
+    def _fetch(self) -> None:
         for piece in read_chunks(self._file.fileno()):
             self._add(piece)
+            self._digest.finished()  # the next piece has the same buffer
         failed = self._repository.failed()
         while (before := self._digest.position) < self._record.size:
             try:
                 for received in self._repository.pieces(self._blob, before):
-                    self._file.write(received)
                     self._add(received)
+                    self._file.write(received)
                 if self._digest.position < self._record.size:
                     raise Broken("the transfer was cut off")
             except Broken as error:
                 if self._digest.position > before:
                     failed = self._repository.failed()
                 failed(error)
-        if self._digest.segments != self._record.segments or self._digest.sha256 != self._blob.hex:
+        digest = self._digest.finished()
+        if digest.segments != self._record.segments or digest.sha256 != self._blob.hex:
             raise self._mismatch("its digest differs")
 
     def _add(self, data: bytes | memoryview) -> None:
-        count = len(self._digest.finished_segments)
-        self._digest.update(data)
+        """Verify the segments of the pieces before, and start to hash a piece."""
         self._on_bytes(len(data))
-        if self._digest.position > self._record.size:
+        if self._digest.position + len(data) > self._record.size:
             raise self._mismatch(f"more than {self._record.size:,} bytes arrived")
-        found = self._digest.finished_segments
-        if found[count:] != self._record.segments[count : len(found)]:
+        found = self._digest.finished().finished_segments
+        if found[self._verified :] != self._record.segments[self._verified : len(found)]:
             raise self._mismatch(f"the bytes before {self._digest.position:,} differ")
+        self._verified = len(found)
+        self._digest.start(data)
 
     def _mismatch(self, what: str) -> DigestMismatch:
         message = f"{self._record.path!a} ({self._blob.digest}) is not the promised file: {what}"
