@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,13 @@ from trtspec.cli.render import FORMAT_VERSION, print_result, show_table
 NOT_PASSED = ("recipe", "set_", "on", "json", "help")
 
 
-def options_for_nodes(context: typer.Context, left_out: Collection[str] = NOT_PASSED) -> list[str]:
+def options_for_nodes(context: typer.Context) -> list[str]:
     """Return the options of the running command as arguments; paths of existing files become absolute."""
     arguments: list[str] = []
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if parameter.param_type_name != "option" or parameter.name in left_out or value in (None, False, (), []):
-            continue
-        if value == parameter.default:
+        unset = (None, False, (), [], parameter.default)
+        if parameter.param_type_name != "option" or parameter.name in NOT_PASSED or value in unset:
             continue
         option = parameter.opts[-1]
         if value is True:
