@@ -26,12 +26,14 @@ from trtspec.methods.base import method_version
 from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.resolve import ResolvedModel
 from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.serving.triton.repository_writer import CONFIG as CONFIG_FILE
 from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, emit_model
 from trtspec.store.artifact_paths import BYTE_CODE, PLUGINS, PROMPTS, REPOSITORY, TOKENIZER, checkpoint, from_model
 from trtspec.store.files import FileReader, Files
 from trtspec.store.step import Inputs, Step, StepProgress
 
 TEXT_MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
+TOKEN_MODELS = Path(__file__).with_name("models")  # configurations that the models of several backends share
 # Checkpoints of target and draft, relative to a model's directory in the repository.
 SERVED_PATHS = (from_model(checkpoint("target")), from_model(checkpoint("draft")))
 
@@ -136,7 +138,8 @@ class EmitRepository(Step):
 class EmitModels(EmitRepository):
     """Step that writes the named models, all with the same settings and parameters, and further files.
 
-    A model's files come from the backend's own folder `own` if they exist there, otherwise from the shared models.
+    A model's files come from the backend's own folder `own` if they exist there, otherwise from the shared models. A
+    model in `own` may have its configuration in TOKEN_MODELS.
     `documents` are the contents of the further files, by path in the repository.
     """
 
@@ -148,8 +151,9 @@ class EmitModels(EmitRepository):
 
     def emit(self, out: Path) -> None:
         for name in self.names:
-            own = self.own / name if self.own else None
-            emit_model(out, name, self.serving, self.parameters, source=own if own and own.is_dir() else None)
+            source = self.own / name if self.own and (self.own / name).is_dir() else None
+            shared = None if source is None or (source / CONFIG_FILE).is_file() else TOKEN_MODELS / name / CONFIG_FILE
+            emit_model(out, name, self.serving, self.parameters, source=source, config_file=shared)
         for path, text in self.documents.items():
             (out / path).write_text(text, encoding="utf-8")
 
@@ -162,7 +166,7 @@ def token_models(
     max_input_len: int,
     max_seq_len: int,
     gpu_ids: Sequence[int] = (),
-    greedy_only: bool = False,
+    greedy_only: bool | None = False,
     structured_output: bool = False,
     draft_len: int = 0,
 ) -> EmitModels:
@@ -173,8 +177,9 @@ def token_models(
 
     `own` is the folder of the backend's models. `documents` are the files with the engine's arguments, by name; paths
     in them are relative to the model's directory. Lengths are in tokens. `gpu_ids` are the GPUs that are visible to the
-    engine; empty means all. With `greedy_only`, sampled requests are rejected; without `structured_output`, those with
-    a grammar. `draft_len` is the number of tokens that the engine drafts, which requests cannot change.
+    engine; empty means all. With `greedy_only`, sampled requests are rejected; None is for engines that always sample.
+    Without `structured_output`, requests with a grammar are rejected. `draft_len` is the number of tokens that the
+    engine drafts, which requests cannot change.
     """
     parameters: Parameters = {
         "tokenizer_dir": from_model(TOKENIZER),
@@ -186,13 +191,13 @@ def token_models(
         "draft_len": draft_len,
     }
     files = {f"{TARGET}/1/{name}": text for name, text in documents.items()}
-    return EmitModels(read_models(own), serving, TEXT_MODELS, parameters, files, own)
+    return EmitModels(read_models(TOKEN_MODELS, own), serving, TEXT_MODELS, parameters, files, own)
 
 
-def read_models(own: Path | None = None) -> tuple[tuple[str, str], ...]:
+def read_models(*own: Path) -> tuple[tuple[str, str], ...]:
     """Return the sorted (relative path, SHA-256) of every model file of trtspec: shared ones and those in `own`."""
     found: list[tuple[str, str]] = []
-    for root in filter(None, (model_repository_dir(), own)):
+    for root in (model_repository_dir(), *own):
         files = (path for path in root.rglob("*") if path.is_file() and BYTE_CODE not in path.parts)
         found += [(path.relative_to(root).as_posix(), file_sha256(path)) for path in files]
     return tuple(sorted(found))

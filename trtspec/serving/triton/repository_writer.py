@@ -81,10 +81,12 @@ def emit_model(
     parameters: Parameters,
     *,
     source: Path | None = None,
+    config_file: Path | None = None,
     samples: Sequence[WarmupSample] = (),
 ) -> None:
     """Write one model below `out` from the hand-written `source`, by default the shared model of that name.
 
+    `config_file` is the model's configuration if `source` does not contain it.
     `parameters` replace parameters of the source, or remove them if None. With `samples`, the server warms up the model
     before it is ready. Raises TrtspecError if the source is missing or invalid.
     """
@@ -93,7 +95,7 @@ def emit_model(
     source = source or model_repository_dir() / model
     if not source.is_dir():
         raise TrtspecError("this model is missing from the installation", where=str(source), hint="reinstall trtspec")
-    config = load_config(source / CONFIG)
+    config = load_config(config_file or source / CONFIG)
     config.name = model
     _set_fields(config, settings)
     for key in [*config.parameters]:
