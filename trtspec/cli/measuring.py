@@ -23,7 +23,7 @@ def options_for_nodes(context: typer.Context) -> list[str]:
     arguments: list[str] = []
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        unset = (None, False, (), [], parameter.default)
+        unset: tuple[Any, ...] = (None, False, (), [], parameter.default)
         if parameter.param_type_name != "option" or parameter.name in NOT_PASSED or value in unset:
             continue
         option = parameter.opts[-1]

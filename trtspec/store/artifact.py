@@ -184,12 +184,12 @@ def manifest_sha256(artifact_dir: Path) -> str:
 
 
 def parse_expected(text: str, option: str = "--manifest") -> str:
-    """Return the hex digits of "sha256:HEX"; raises TrtspecError for any other format."""
-    match = re.fullmatch(r"sha256:([0-9a-f]{64})", text)
+    """Return the hex digits of "sha256:HEX", and "" for ""; raises TrtspecError for any other format."""
+    match = re.fullmatch(r"(?:sha256:([0-9a-f]{64}))?", text)
     if not match:
         hint = "`trtspec build` prints it; sha256sum build/NAME/manifest.json computes it"
         raise TrtspecError(f"{option} {text[:100]!r}: expected sha256: and 64 hex digits", hint=hint)
-    return match[1]
+    return match[1] or ""
 
 
 def _schema_hint(schema: object) -> str | None:

@@ -276,7 +276,7 @@ def _options(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
     other = data.get("options_of")
     found = _options(load_package_yaml(VERSIONS / f"{other}.yaml")) if other else {}
     inferred = {name: found[name] | {"inferred": True} for name in data.get("inferred_options", ())}
-    return found | inferred | data.get("options", {})
+    return {**found, **inferred, **data.get("options", {})}
 
 
 def _option(name: str, **facts: Any) -> BuildOption:
