@@ -94,10 +94,10 @@ class BackendRecord(_Record):
 class Manifest(_Record):
     """Outputs, inputs, tools and GPU of a build; equal manifests describe equal artifacts.
 
-    It contains no time and no location: recipe paths are reduced to names. `memory` is empty in manifests of earlier
-    versions. `target_key` is equal for artifacts whose converted targets differ at most in an embedded draft head, and
-    empty if nothing is converted. `simulated_acceptance` is empty except in the temporary artifacts of capacity tests,
-    which have the forced acceptance rate of each position of a draft.
+    It contains no time and no location: recipe paths are reduced to names. `memory` is empty if it cannot be estimated.
+    `target_key` is equal for artifacts whose converted targets differ at most in an embedded draft head, and empty if
+    nothing is converted. `simulated_acceptance` is empty except in the temporary artifacts of capacity tests, which
+    have the forced acceptance rate of each position of a draft.
     """
 
     recipe: ResolvedRecipe

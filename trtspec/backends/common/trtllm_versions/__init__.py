@@ -158,13 +158,6 @@ class ApiSpec:
         gone = {name for name, first in self.until.items() if known and not _is_before(version, first)}
         return tuple(name for name in self.methods[method].fields if name not in later | gone)
 
-    def fields_by_type(self, version: str) -> dict[str, set[str]]:
-        """Return the fields of each decoding type that exist in a version; several methods may have the same type."""
-        found: dict[str, set[str]] = {}
-        for method, decoding_type in self.methods.items():
-            found.setdefault(decoding_type.name, set()).update(self.fields(method, version))
-        return found
-
     def takes(self, method: str, architecture: str) -> bool:
         """Return whether a method can draft for a target class."""
         kind = self.methods.get(method)
