@@ -26,14 +26,15 @@ from trtspec.methods.base import method_version
 from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.resolve import ResolvedModel
 from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
-from trtspec.serving.triton.repository_writer import CONFIG as CONFIG_FILE
+from trtspec.serving.triton.repository_writer import CONFIG as MODEL_CONFIG
 from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, emit_model
 from trtspec.store.artifact_paths import BYTE_CODE, PLUGINS, PROMPTS, REPOSITORY, TOKENIZER, checkpoint, from_model
 from trtspec.store.files import FileReader, Files
 from trtspec.store.step import Inputs, Step, StepProgress
 
 TEXT_MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
-TOKEN_MODELS = Path(__file__).with_name("models")  # configurations that the models of several backends share
+SHARED = Path(__file__).with_name("models")  # configurations that the models of several backends share
+TEXT_INPUTS = SHARED / "text_inputs.pbtxt"
 # Checkpoints of target and draft, relative to a model's directory in the repository.
 SERVED_PATHS = (from_model(checkpoint("target")), from_model(checkpoint("draft")))
 
@@ -138,8 +139,8 @@ class EmitRepository(Step):
 class EmitModels(EmitRepository):
     """Step that writes the named models, all with the same settings and parameters, and further files.
 
-    A model's files come from the backend's own folder `own` if they exist there, otherwise from the shared models. A
-    model in `own` may have its configuration in TOKEN_MODELS.
+    A model's files come from the backend's own folder `own` if they exist there, otherwise from the shared models.
+    `shared` are the parts of the configurations that several backends share, by model.
     `documents` are the contents of the further files, by path in the repository.
     """
 
@@ -148,12 +149,12 @@ class EmitModels(EmitRepository):
     parameters: Parameters
     documents: dict[str, str] = field(default_factory=dict)
     own: Path | None = field(default=None, metadata={"key": False})
+    shared: Mapping[str, Path] = field(default_factory=dict, metadata={"key": False})
 
     def emit(self, out: Path) -> None:
         for name in self.names:
             source = self.own / name if self.own and (self.own / name).is_dir() else None
-            shared = None if source is None or (source / CONFIG_FILE).is_file() else TOKEN_MODELS / name / CONFIG_FILE
-            emit_model(out, name, self.serving, self.parameters, source=source, config_file=shared)
+            emit_model(out, name, self.serving, self.parameters, source=source, config_file=self.shared.get(name))
         for path, text in self.documents.items():
             (out / path).write_text(text, encoding="utf-8")
 
@@ -191,7 +192,8 @@ def token_models(
         "draft_len": draft_len,
     }
     files = {f"{TARGET}/1/{name}": text for name, text in documents.items()}
-    return EmitModels(read_models(TOKEN_MODELS, own), serving, TEXT_MODELS, parameters, files, own)
+    shared = {TARGET: SHARED / TARGET / MODEL_CONFIG}
+    return EmitModels(read_models(SHARED, own), serving, TEXT_MODELS, parameters, files, own, shared)
 
 
 def read_models(*own: Path) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import EmitModels, companion_steps, read_calibration, read_models
+from trtspec.backends.common.steps import (
+    SHARED,
+    TEXT_INPUTS,
+    EmitModels,
+    companion_steps,
+    read_calibration,
+    read_models,
+)
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.edge_llm import arguments
 from trtspec.backends.edge_llm.build import CHAT_TEMPLATE, DescribeBuild, RunEdgeTool, StageCheckpoint
@@ -170,7 +177,8 @@ def repository_step(
         "draft_len": document["llm"].get("speculative_config", {}).get("num_speculative_tokens", 0),
     }
     documents = {str(MODEL_JSON): json.dumps(document, indent=2) + "\n"}
-    return EmitModels(read_models(MODELS), unbatched, (ENSEMBLE, MODEL), parameters, documents, MODELS)
+    models = {ENSEMBLE: TEXT_INPUTS, MODEL: TEXT_INPUTS}
+    return EmitModels(read_models(SHARED, MODELS), unbatched, tuple(models), parameters, documents, MODELS, models)
 
 
 def check_machine(artifact: Path, manifest: Manifest) -> None:

@@ -86,7 +86,8 @@ def emit_model(
 ) -> None:
     """Write one model below `out` from the hand-written `source`, by default the shared model of that name.
 
-    `config_file` is the model's configuration if `source` does not contain it.
+    `config_file` is a part of the configuration that several models share, or all of it. An ensemble's step without an
+    input map gets all inputs under their names.
     `parameters` replace parameters of the source, or remove them if None. With `samples`, the server warms up the model
     before it is ready. Raises TrtspecError if the source is missing or invalid.
     """
@@ -96,6 +97,11 @@ def emit_model(
     if not source.is_dir():
         raise TrtspecError("this model is missing from the installation", where=str(source), hint="reinstall trtspec")
     config = load_config(config_file or source / CONFIG)
+    if config_file and (source / CONFIG).is_file():
+        config.MergeFrom(load_config(source / CONFIG))
+    for step in config.ensemble_scheduling.step:
+        if not step.input_map:
+            step.input_map.update({each.name: each.name for each in config.input})
     config.name = model
     _set_fields(config, settings)
     for key in [*config.parameters]:
