@@ -91,7 +91,7 @@ def build_on_pool(
     with fleet_table() as shown:
         events = Events(shown, shown.preparing, shown.reading, show_diagnostics)
         found = build_cells(FleetRequest(recipes, on, until, limits), open_store(), events)
-    documents = [describe_cell(cell, until, found.seconds) for cell in found.cells]
+    documents = [describe_cell(cell, until) for cell in found.cells]
     if json:
         keys = [
             {**describe_run(run), "builds": run.builds, "losses": run.losses, "cells": run.cells}
@@ -146,7 +146,7 @@ def describe(place: Mapping[str, Any], steps: Sequence[StepResult], seconds: flo
     return {"format_version": 1, **place, "steps": described, **further, "seconds": round(seconds, 4)}
 
 
-def describe_cell(cell: CellResult, until: str, seconds: float) -> dict[str, Any]:
+def describe_cell(cell: CellResult, until: str) -> dict[str, Any]:
     """Return the JSON document of one cell of a build on a pool; `error` is present if it has no artifact."""
     run = cell.run
     document: dict[str, Any] = {

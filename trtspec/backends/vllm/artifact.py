@@ -142,7 +142,7 @@ def repository_step(document: Mapping[str, Any], defaults: str = UNBATCHED.defau
     parameters = {"tokenizer_dir": from_model(TOKENIZER), "draft_len": draft_len}
     documents = {str(MODEL_JSON): _dump(document)}
     settings = replace(UNBATCHED, defaults=defaults)
-    shared = {ENSEMBLE: TEXT_INPUTS}
+    shared = dict.fromkeys((ENSEMBLE, "sampling_parameters"), TEXT_INPUTS)
     return EmitModels(read_models(SHARED, MODELS), settings, NAMES, parameters, documents, MODELS, shared)
 
 
