@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from trtspec.backends.base import AUTO
 from trtspec.checkpoints.resolve import OnProgress
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import StepError, TrtspecError
@@ -23,6 +24,7 @@ from trtspec.fleet.pool import PoolOptions, find_pool
 from trtspec.fleet.scheduler import Cell, CellRun, FleetObserver, Limits, MissingOutputs, Scheduler, StepRun
 from trtspec.planning.pipeline import Build, check_builds, default_artifact_dir, plan_runnable, publish_build
 from trtspec.recipe.load import LoadedRecipe, display_name
+from trtspec.recipe.schema import Engine
 from trtspec.recipe.validate import find_mark
 from trtspec.store.executor import StepResult
 from trtspec.store.step import Step
@@ -152,12 +154,14 @@ def step_requirement(loaded: LoadedRecipe, build: Build, step: Step) -> Requirem
     All steps require the recipe's `fleet.labels`. Steps with devices also require that number of GPUs of the
     recipe's kind (label `gpu`), and the version of the engine (a label with the backend's name).
     """
-    labels = dict(loaded.recipe.fleet.labels)
-    if step.num_devices:
-        engine = build.recipe.engine
-        labels |= {GPU_LABEL: engine.gpu.lower()} if engine.gpu else {}
-        labels |= {engine.backend: engine.version} if engine.version else {}
+    labels = {**loaded.recipe.fleet.labels, **(engine_labels(build.recipe.engine) if step.num_devices else {})}
     return Requirement(tuple(sorted(labels.items())), step.num_devices)
+
+
+def engine_labels(engine: Engine) -> dict[str, str]:
+    """Return the labels of a node that builds or runs an engine: its GPU kind, and the engine's name and version."""
+    gpu = {GPU_LABEL: engine.gpu.lower()} if engine.gpu else {}
+    return {**gpu, engine.backend: engine.version} if engine.version and engine.backend != AUTO else gpu
 
 
 def _lookup(store: Store, builds: Iterable[Build], *, shares_store: bool) -> Callable[[Step], bool]:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers on a Ray cluster: `--on ray` starts one on this machine, `ray://HOST:PORT` and `ray:HOST:PORT` use another.
 
-Each step is one Ray task on a node whose labels fit. Ray's own retries are off, because the scheduler counts them. Ray
-serializes steps and results with pickle, so a cluster is as trusted as its machines; outputs are verified by the store.
-Calls that Ray may never return from (an unreachable address, a lost head node) run in a thread with a deadline.
+Each step is one Ray task on a node whose labels fit. Ray's own retries are off, because the scheduler counts them. An
+exclusive step is sent to one node, with all its processors and GPUs; this pool chooses the node, because Ray has no
+request for a whole node of any size. Ray serializes steps and results with pickle, so a cluster is as trusted as its
+machines; outputs are verified by the store. Calls that Ray may never return from (an unreachable address, a lost head
+node) run in a thread with a deadline.
 """
 
 from __future__ import annotations
@@ -139,6 +141,8 @@ class RayPool(Pool):
         self._ray, self._cluster = ray, cluster
         self._code, self._remote = code_digest(), os.environ.get(REMOTE, "")
         self._tasks: dict[Any, Task] = {}
+        self._queue: list[Task] = []  # exclusive steps that wait for a node
+        self._occupied: dict[Any, str] = {}  # nodes of running exclusive steps
         self._nodes: dict[str, Node] = {}
         self._labels: dict[str, dict[str, str]] = {}  # as Ray has them
         self._board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
@@ -165,13 +169,35 @@ class RayPool(Pool):
         return list(self._nodes.values())
 
     def submit(self, task: Task) -> None:
-        options = {"num_cpus": 1, "num_gpus": task.requirement.devices, "label_selector": self._selector(task)}
+        if task.requirement.exclusive:
+            self._queue.append(task)
+            self._dispatch()
+            return
+        self._send(task, num_cpus=1, num_gpus=task.requirement.devices, label_selector=self._selector(task))
+
+    def _dispatch(self) -> None:
+        """Send each exclusive step that waits to a node that fits and has no other one."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        for task in list(self._queue):
+            free = [key for key in self._nodes if key not in self._occupied.values()]
+            if identity := next((key for key in free if not self._nodes[key].lacks(task.requirement)), ""):
+                node, only = self._nodes[identity], NodeAffinitySchedulingStrategy(identity, soft=False)
+                self._queue.remove(task)
+                ref = self._send(task, num_cpus=node.slots, num_gpus=node.devices, scheduling_strategy=only)
+                self._occupied[ref] = identity
+
+    def _send(self, task: Task, **options: Any) -> Any:
         ref = self._run.options(**options).remote(task.step, self._code, self._remote, self._board)
         self._tasks[ref] = task
+        return ref
 
     def wait(self, timeout_s: float) -> Sequence[Event]:
+        self._dispatch()
         with _explain_lost_connection(self._cluster):
-            refs = [*self._tasks, *self._board_look()]
+            if not (refs := [*self._tasks, *self._board_look()]):
+                time.sleep(min(timeout_s, REPORT_S))
+                return []
             self._ray.wait(refs, num_returns=1, timeout=timeout_s)
             ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
             events = [event for ref in ready for event in self._receive(ref)]
@@ -179,13 +205,15 @@ class RayPool(Pool):
         return sorted(events, key=lambda event: isinstance(event, Finished | Lost))
 
     def cancel(self, key: str) -> None:
+        self._queue = [task for task in self._queue if task.step.key != key]
         for ref in [ref for ref, task in self._tasks.items() if task.step.key == key]:
             del self._tasks[ref]
+            self._occupied.pop(ref, None)
             _bounded(partial(self._ray.cancel, ref, force=True), CALL_S, f"{self._cluster} does not respond")
 
     def close(self) -> None:
         """Interrupt running steps so that they clean up, then disconnect, which kills what still runs."""
-        refs, self._tasks = list(self._tasks), {}
+        refs, self._tasks, self._queue = list(self._tasks), {}, []
         try:
             _bounded(lambda: self._stop(refs), 2 * STOP_S, "")
         except TrtspecError:
@@ -221,7 +249,7 @@ class RayPool(Pool):
     def _receive(self, ref: Any) -> list[Event]:
         if ref == self._look:
             return self._progress()
-        task = self._tasks.pop(ref)
+        task, identity = self._tasks.pop(ref), self._occupied.pop(ref, "")
         key, errors = task.step.key, self._ray.exceptions
         try:
             outcome = self._ray.get(ref, timeout=CALL_S)
@@ -230,6 +258,7 @@ class RayPool(Pool):
         except errors.RayTaskError as error:
             return [Finished(key, Outcome("failed", "the cluster", failure=_import_failure(error)))]
         except errors.RayError as error:
+            self._nodes.pop(identity, None)  # not again before the next look at the nodes
             return [Lost(key, "a node", _first_line(error))]
         return [Finished(key, replace(outcome, node=self._name(outcome.node)))]
 
