@@ -139,7 +139,7 @@ def _plan(request: FleetRequest, store: Store, events: Events, *, elsewhere: boo
 
 def _cell(loaded: LoadedRecipe, build: Build) -> Cell:
     requirements = {step.key: step_requirement(loaded, build, step) for step in build.plan.steps}
-    return Cell(loaded.recipe.name, build.plan.steps, requirements, recipe_position(loaded))
+    return Cell(loaded.recipe.name, build.plan.steps, requirements, recipe_position(loaded), build.plan.targets)
 
 
 def recipe_position(loaded: LoadedRecipe) -> str:
@@ -194,13 +194,12 @@ class _Publisher:
         """Publish a cell; raise MissingOutputs if the store lacks an output of its steps."""
         if not self._publishes:
             return
-        found = {step.key: self._store.fetch(step) for step in cell.steps}
+        found = {step.key: self._store.fetch(step) for step in cell.steps if step.key in cell.published}
         if missing := [key for key, entry in found.items() if entry is None]:
             raise MissingOutputs(missing)
         results = [
-            StepResult(step, steps[step.key].status or "hit", steps[step.key].seconds, entry)
+            StepResult(step, steps[step.key].status or "unneeded", steps[step.key].seconds, found.get(step.key))
             for step in cell.steps
-            if (entry := found[step.key])
         ]
         build = self._builds[cell.name]
         built = publish_build(build, default_artifact_dir(build.recipe), self._store, results, self._started)

@@ -336,7 +336,8 @@ def publish_build(build: Build, out: Path, store: Store, results: list[StepResul
     status = _publish(build, out, results, (ended - timedelta(seconds=time.perf_counter() - started), ended))
     if status == "published":
         for result in results:
-            store.restamp(result.key)
+            if result.entry:
+                store.restamp(result.key)
     _remember_sources(build, store)
     log.info("%s: %s", out, status)
     return BuildResult(out, manifest_sha256(out), status, results, time.perf_counter() - started)
@@ -365,10 +366,10 @@ def _check_readable(build: Build, store: Store) -> None:
 def _publish(
     build: Build, out: Path, results: Sequence[StepResult], times: tuple[datetime, datetime]
 ) -> Literal["published", "unchanged"]:
-    entries = {result.key: result.entry for result in results}
+    outputs = {result.key: result for result in results}
     records, files = [], {}
     for directory, step in build.artifact.steps.items():
-        entry = entries[step.key]
+        entry = outputs[step.key].output
         for file in entry.files:
             path = f"{directory}/{file.path}" if directory else file.path
             records.append(file.model_copy(update={"path": path}))
