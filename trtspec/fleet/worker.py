@@ -62,6 +62,7 @@ def _run(
     found = {each.key: store.fetch(each) for each in step.dependencies}
     if missing := tuple(key for key, entry in found.items() if entry is None):
         return Outcome("missing", node, missing=missing)
+    step.check_machine()
     directories: Mapping[str, Path] = {key: entry.files_dir for key, entry in found.items() if entry}
     obtained = store.obtain(localize(step, store), Inputs(directories, devices), start)
     return Outcome(obtained.status, node, time.perf_counter() - started)

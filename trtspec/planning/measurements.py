@@ -20,7 +20,8 @@ from trtspec.fleet.command import RECIPE, RunCommands, read_document, read_exit_
 from trtspec.fleet.labels import Requirement
 from trtspec.fleet.pool import PoolOptions, find_pool
 from trtspec.fleet.scheduler import Cell, CellRun, FleetObserver, MissingOutputs, Scheduler, StepRun
-from trtspec.planning.cells import engine_labels, recipe_position
+from trtspec.planning.cells import recipe_position
+from trtspec.planning.remote_tools import engine_labels
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.yaml_tree import plain
 from trtspec.store.artifact import load_manifest

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trtspec.backends.base import ArtifactPlan
+from trtspec.backends.common.build_tools import check_same_tools
 from trtspec.backends.common.convert import Calibrate, ConvertCheckpoint, ConvertOtherVocabulary, HeadFiles, plan_model
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.generation_config import CONFIG
@@ -101,6 +102,11 @@ class CompilePlugins(Step):
     VERSION: ClassVar[int] = 1
 
     library: LibrarySpec
+
+    def check_machine(self) -> None:
+        """Raise StepError if this machine's compilers are not those of the key."""
+        here = plan_library(self.library.plugins, self.library.architectures)
+        check_same_tools(self.name, self.library.identity, here.identity)
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Compile the library, or copy it from the cache. Raise StepError or StepTimeout if compilation fails."""

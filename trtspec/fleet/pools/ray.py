@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.core.paths import store_dir
-from trtspec.fleet.labels import Node
+from trtspec.fleet.labels import Node, Requirement
 from trtspec.fleet.pool import (
     Advanced,
     Event,
@@ -112,6 +111,16 @@ def probe(token: str) -> Site:
     return Site(
         __version__, code_digest(), platform.python_version(), str(store_dir()), shares, os.environ.get(REMOTE, "")
     )
+
+
+def attempt(function: Callable[[], T], code: str) -> T | Failure:
+    """Return the result of a function in a Ray worker, or the failure if it raises TrtspecError."""
+    if code_digest() != code:
+        return Failure(f"the node has trtspec {__version__} with other code than this machine", hint=SAME_HINT)
+    try:
+        return function()
+    except TrtspecError as error:
+        return Failure(error.message, error.where, error.hint or error.remedy, error.exit_code)
 
 
 def run_task(step: Step, code: str, remote: str, board: Any) -> Outcome:
@@ -203,6 +212,16 @@ class RayPool(Pool):
             events = [event for ref in ready for event in self._receive(ref)]
         # Progress may arrive after the end of its step.
         return sorted(events, key=lambda event: isinstance(event, Finished | Lost))
+
+    def call(self, function: Callable[[], T], requirement: Requirement) -> dict[str, T]:
+        """Return the result of a function by the name of each node that fits; see Pool."""
+        keys = [key for key, node in self._nodes.items() if not node.lacks(requirement)]
+        found: dict[str, T] = {}
+        for key, result in self._call_on(keys, partial(attempt, function, self._code)).items():
+            if isinstance(result, Failure):
+                raise TrtspecError(f"{self._name(key)}: {result.message}", where=result.where, hint=result.hint)
+            found[self._name(key)] = result
+        return found
 
     def cancel(self, key: str) -> None:
         self._queue = [task for task in self._queue if task.step.key != key]
@@ -303,36 +322,39 @@ class RayPool(Pool):
 
     def _probe_sites(self) -> dict[str, Site]:
         """Return the facts of each node by its id, of those that answer within PROBE_S."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        token = Path(f"fleet-{secrets.token_hex(8)}")
-        root = store_dir()
+        token, root = f"fleet-{secrets.token_hex(8)}", store_dir()
         root.mkdir(parents=True, exist_ok=True)
         (root / token).touch()
         try:
-            function = self._ray.remote(num_cpus=0, max_retries=0)(probe)
-            refs = {
-                function.options(scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False)).remote(
-                    str(token)
-                ): key
-                for key in self._nodes
-            }
-            ready, _ = self._ray.wait(list(refs), num_returns=len(refs), timeout=PROBE_S) if refs else ([], [])
-            found = {refs[ref]: self._site(ref) for ref in ready}
-            return {identity: site for identity, site in found.items() if site}
+            return self._call_on(list(self._nodes), partial(probe, token))
         finally:
             (root / token).unlink(missing_ok=True)
 
-    def _site(self, ref: Any) -> Site | None:
-        """Return the facts from a probe, or None if its node was lost."""
-        try:
-            site: Site = self._ray.get(ref, timeout=CALL_S)
-        except self._ray.exceptions.RayTaskError as error:
-            failure = _import_failure(error)
-            raise TrtspecError(failure.message, where=self._cluster, hint=failure.hint) from None
-        except self._ray.exceptions.RayError:
-            return None
-        return site
+    def _call_on(self, identities: Sequence[str], function: Callable[[], T]) -> dict[str, T]:
+        """Return the result of a function by node id, of the nodes that answer within PROBE_S."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        task = self._ray.remote(num_cpus=0, max_retries=0)(call)
+        refs = {
+            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False)).remote(function): key
+            for key in identities
+        }
+        ready, _ = self._ray.wait(list(refs), num_returns=len(refs), timeout=PROBE_S) if refs else ([], [])
+        found: dict[str, T] = {}
+        for ref in ready:
+            try:
+                found[refs[ref]] = self._ray.get(ref, timeout=CALL_S)
+            except self._ray.exceptions.RayTaskError as error:
+                failure = _import_failure(error)
+                raise TrtspecError(failure.message, where=self._cluster, hint=failure.hint) from None
+            except self._ray.exceptions.RayError as error:
+                log.info("%s was lost: %s", refs[ref], _first_line(error))
+        return found
+
+
+def call(function: Callable[[], T]) -> T:
+    """Call a function in a Ray worker."""
+    return function()
 
 
 def _import_failure(error: Exception) -> Failure:
