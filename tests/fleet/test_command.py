@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.scripted import ScriptedPool
+from trtspec.backends.code_policy import ALLOW
+from trtspec.bench.gates import POLICY
 from trtspec.cli.app import make_command
 from trtspec.cli.measuring import options_for_nodes
 from trtspec.core.errors import StepError
@@ -86,3 +88,14 @@ def test_options_are_passed_on_without_recipes_pool_and_json(tmp_path: Path) -> 
         ("--num-prompts", "8"),
         ("--prompts", str(prompts)),
     ]
+
+
+def test_options_that_set_variables_are_passed_on_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(POLICY, "pass")
+    monkeypatch.setenv(ALLOW, "")
+    command, digest = make_command("bench"), "0" * 64
+    arguments = ["a.yaml", "--on", "ray", "--gates", "--undecided", "fail", "--allow-code", digest]
+    with command.make_context("trtspec", ["bench", *arguments]) as root:
+        name, found, rest = command.resolve_command(root, ["bench", *arguments])
+        with found.make_context(name, rest, parent=root) as context:
+            assert options_for_nodes(context) == ["--gates", "--allow-code", digest, "--undecided", "fail"]
