@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from tests.fleet.scripted import ScriptedPool
+from trtspec.backends.common.steps import CompilePlugins
 from trtspec.backends.tensorrt_llm.build import BuildEngine
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain
 from trtspec.core.errors import TrtspecError
 from trtspec.fleet.labels import Node, Requirement
+from trtspec.kernels.build import LibrarySpec, Toolchain
 from trtspec.planning.pipeline import Build, plan_build
 from trtspec.planning.remote_tools import RemoteTools
 from trtspec.recipe.load import load_matrix
@@ -32,7 +34,7 @@ engine: {backend: tensorrt_llm, version: 1.2.1, gpu: h200}
 class Cluster(ScriptedPool):
     """Nodes with given toolchains; counts the calls."""
 
-    def __init__(self, folder: Path, toolchains: dict[str, EngineToolchain], labels: dict[str, str] = LABELS) -> None:
+    def __init__(self, folder: Path, toolchains: Mapping[str, Any], labels: Mapping[str, str] = LABELS) -> None:
         super().__init__([Node(name, labels, devices=1) for name in toolchains], folder)
         self.toolchains, self.calls = toolchains, 0
 
@@ -41,8 +43,8 @@ class Cluster(ScriptedPool):
         return {node.name: self.toolchains[node.name] for node in self.nodes() if not node.lacks(requirement)}
 
 
-def plan(tools: RemoteTools | None, folder: Path, labels: dict[str, str] | None = None) -> Build:
-    (folder / "r.yaml").write_text(RECIPE)
+def plan(tools: RemoteTools | None, folder: Path, labels: dict[str, str] | None = None, recipe: str = RECIPE) -> Build:
+    (folder / "r.yaml").write_text(recipe)
     (loaded,) = load_matrix(folder / "r.yaml")
     return plan_build(loaded, read_all=True, remote_probe=partial(tools.probe, labels or {}) if tools else None)
 
@@ -78,3 +80,12 @@ def test_nodes_with_equal_labels_and_other_tools_are_refused(tmp_path: Path) -> 
 def test_without_a_fitting_node_this_machine_is_probed(tmp_path: Path) -> None:
     tools = RemoteTools(Cluster(tmp_path, {"a": ON_NODE}))
     assert engine(plan(tools, tmp_path, {"zone": "elsewhere"})).toolchain.kind == "absent"
+
+
+def test_plugins_are_planned_with_the_compiler_of_the_nodes(tmp_path: Path) -> None:
+    compiler = Toolchain("x86_64", "g++ 99", "", "g++", "")
+    library = LibrarySpec(("verify_chain",), (), "0" * 64, compiler)
+    recipe = "extends: quickstart\nname: remote\nplugins: [verify_chain]\n"
+    build = plan(RemoteTools(Cluster(tmp_path, {"a": library}, {})), tmp_path, recipe=recipe)
+    (step,) = [step for step in build.plan.steps if isinstance(step, CompilePlugins)]
+    assert step.library == library

@@ -83,7 +83,7 @@ class RunCommands(Step):
 
 
 def read_document(directory: Path) -> dict[str, Any]:
-    """Return the JSON document of the last command; raise StepError if it is none."""
+    """Return the JSON document of the last command; raise StepError for other output."""
     path = directory / DOCUMENT
     if (document := _parse(path)) is None:
         raise StepError("the command printed no JSON document", where=str(path))
@@ -91,7 +91,7 @@ def read_document(directory: Path) -> dict[str, Any]:
 
 
 def read_exit_code(directory: Path) -> int:
-    """Return the exit code of the last command, whose document has results; raise StepError if there is none."""
+    """Return the exit code of the last command, whose document has results; raise StepError without one."""
     try:
         return int((directory / EXIT_CODE).read_text()[:8])
     except (OSError, ValueError):

@@ -32,7 +32,10 @@ ARTIFACT = "artifact"  # below the directory of the commands
 
 @dataclass(frozen=True)
 class Measurement:
-    """What to measure, and where: `recipe` is its text, or "" for an artifact; `where` locates it for users."""
+    """Commands that measure a recipe or an artifact, and the node that they require.
+
+    `recipe` is the text of the recipe, or "" for an artifact; `where` locates it for users.
+    """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
@@ -45,7 +48,7 @@ class Measurement:
 class Measured:
     """The result of one measurement; `document` is empty and `exit_code` 1 if it failed.
 
-    `exit_code` is not 0 either if the results of the command are negative, such as those of `bench --gates`.
+    `exit_code` is also not 0 if the results are negative, such as a failed gate of `bench --gates`.
     """
 
     run: CellRun

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tools of the nodes that will run a recipe's engine builder, for a plan on a machine without them.
 
-Step keys contain versions of the builder, the GPU and its driver. They must be those of the node that runs the step.
+Step keys contain versions of the builder, the GPU and its driver. The plan takes them from the node that runs the step.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class RemoteTools:
         self._found: dict[tuple[Requirement, str], Mapping[str, BuilderTools]] = {}
 
     def probe(self, labels: Mapping[str, str], function: Callable[[], Any], engine: Engine) -> Any:
-        """Return the result of a probe on the nodes that have `labels` and those of the engine.
+        """Return the result of a probe on the nodes that have `labels` and the labels of the engine.
 
-        Without such a node, the result is that of this machine: the steps cannot be placed, or they wait for a node,
-        which then compares its tools with the key. Raises TrtspecError if the nodes have different tools, because one
+        Without such a node, this machine is probed: the steps cannot be placed, or they wait for a node, which then
+        compares its tools with the key. Raises TrtspecError if the nodes have different tools, because one
         key cannot stand for all of them.
         """
         wanted = {**labels, **engine_labels(engine)}

@@ -8,6 +8,7 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -279,7 +280,8 @@ def companion_steps(context: PlanContext, reader: FileReader) -> dict[str, Step]
         prompts = Path(recipe.gates.prompts)
         steps[PROMPTS] = CopyFiles("prompts", reader.read(prompts.parent, [prompts]))
     if recipe.plugins:
-        steps[PLUGINS] = CompilePlugins(plan_recipe_library(recipe.plugins, recipe.engine.gpu))
+        probe = partial(plan_recipe_library, recipe.plugins, recipe.engine.gpu)
+        steps[PLUGINS] = CompilePlugins(context.builder_tools(probe))
     return steps
 
 

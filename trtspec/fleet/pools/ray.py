@@ -2,8 +2,8 @@
 """Workers on a Ray cluster: `--on ray` starts one on this machine, `ray://HOST:PORT` and `ray:HOST:PORT` use another.
 
 Each step is one Ray task on a node whose labels fit. Ray's own retries are off, because the scheduler counts them. An
-exclusive step is sent to one node, with all its processors and GPUs; this pool chooses the node, because Ray has no
-request for a whole node of any size. Ray serializes steps and results with pickle, so a cluster is as trusted as its
+exclusive step is sent to one node, with all its processors and GPUs; this pool chooses the node, because Ray cannot
+reserve a node of unknown size. Ray serializes steps and results with pickle, so a cluster is as trusted as its
 machines; outputs are verified by the store. Calls that Ray may never return from (an unreachable address, a lost head
 node) run in a thread with a deadline.
 """
@@ -185,7 +185,7 @@ class RayPool(Pool):
         self._send(task, num_cpus=1, num_gpus=task.requirement.devices, label_selector=self._selector(task))
 
     def _dispatch(self) -> None:
-        """Send each exclusive step that waits to a node that fits and has no other one."""
+        """Send each waiting exclusive step to a node that fits and does not run another one."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         for task in list(self._queue):
