@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.store.registries.artifacts import DRAFT, TARGET, contents, make_artifact, seal
-from tests.store.registries.conftest import QUICK as NO_DELAY
+from tests.store.registries.conftest import REAL
 from tests.store.registries.double import Fault
 from tests.store.registries.faulty import FaultyProxy, running_proxy
 from tests.store.registries.s3_servers import SECRET, USER, rclone, running_rclone, running_swift
@@ -36,7 +36,7 @@ from trtspec.store.registries.repository import Opening, open_location
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
 BUCKET = "artifacts"
 MIB = 1 << 20
-QUICK = replace(NO_DELAY, read_s=3, exchange_s=30, transfer_s=30)  # real servers take their time under load
+QUICK = replace(REAL, read_s=3)
 
 
 @pytest.fixture(scope="module", params=["swift", "rclone"])
