@@ -8,10 +8,12 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trtspec.backends.base import ArtifactPlan
+from trtspec.backends.common.build_tools import check_same_tools
 from trtspec.backends.common.convert import Calibrate, ConvertCheckpoint, ConvertOtherVocabulary, HeadFiles, plan_model
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.generation_config import CONFIG
@@ -104,6 +106,11 @@ class CompilePlugins(Step):
     VERSION: ClassVar[int] = 1
 
     library: LibrarySpec
+
+    def check_machine(self) -> None:
+        """Raise StepError if this machine's compilers are not those of the key."""
+        here = plan_library(self.library.plugins, self.library.architectures)
+        check_same_tools(self.name, self.library.identity, here.identity)
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Compile the library, or copy it from the cache. Raise StepError or StepTimeout if compilation fails."""
@@ -280,7 +287,8 @@ def companion_steps(context: PlanContext, reader: FileReader) -> dict[str, Step]
         prompts = Path(recipe.gates.prompts)
         steps[PROMPTS] = CopyFiles("prompts", reader.read(prompts.parent, [prompts]))
     if recipe.plugins:
-        steps[PLUGINS] = CompilePlugins(plan_recipe_library(recipe.plugins, recipe.engine.gpu))
+        probe = partial(plan_recipe_library, recipe.plugins, recipe.engine.gpu)
+        steps[PLUGINS] = CompilePlugins(context.builder_tools(probe))
     return steps
 
 

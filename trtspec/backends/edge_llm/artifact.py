@@ -14,6 +14,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ TOOL_FACTS = ("version", "directory", "missing", "tensorrt", "driver", "why_no_e
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps of an artifact; raise TrtspecError if the installed Edge-LLM is not the recipe's version."""
-    engine_, tools = context.resolved.engine, probe_toolchain(context.version, context.resolved.engine.gpu)
+    engine_ = context.resolved.engine
+    tools = context.builder_tools(partial(probe_toolchain, context.version, engine_.gpu))
     command, facts = arguments.build_command(context), _facts(context, tools)
     sources = {role: _stage(context, reader, role, source) for role, source in context.sources.items()}
     checkpoints: dict[str, Step] = sources | _quantized(context, reader, sources, tools)
