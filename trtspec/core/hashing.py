@@ -18,6 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from itertools import cycle, islice
 from pathlib import Path
 from threading import Lock
@@ -315,10 +316,19 @@ def file_sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
 
 
 def digest_and_sha256(path: Path, on_bytes: OnBytes | None = None) -> tuple[str, str]:
-    """Return the segmented BLAKE3 digest and the SHA-256 of a file, in hex, reading it once in one thread."""
-    sha256 = hashlib.sha256()
-    nbytes, segments = _read_through(path, lambda offset, piece: sha256.update(piece), on_bytes)
-    return combine_segments(segments, nbytes), sha256.hexdigest()
+    """Return the segmented BLAKE3 digest and the SHA-256 of a file, in hex, reading it once.
+
+    `on_bytes` and errors as in `file_segments`.
+    """
+    with open_regular(path) as file, closing(BackgroundDigest()) as digest:
+        nbytes = os.fstat(file.fileno()).st_size
+        for piece in read_chunks(file.fileno(), 0, nbytes, new_buffers()):
+            digest.start(piece)
+            if on_bytes:
+                on_bytes(len(piece))
+        if digest.position < nbytes:
+            raise _changed(path, digest.position, nbytes)
+        return combine_segments(digest.segments, nbytes), digest.sha256
 
 
 def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> Segments:
