@@ -64,7 +64,12 @@ def run_code(code: str, cache: Path) -> dict[str, float]:
     shutil.rmtree(cache, ignore_errors=True)
     variables = {**os.environ, "TRTSPEC_CACHE": str(cache)}
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND.format(code=code)], env=variables, capture_output=True, text=True, check=False
+        [sys.executable, "-c", COMMAND.format(code=code)],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3600,
     )
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -85,7 +90,7 @@ def provide_memory(nbytes: int, scratch: Path) -> None:
 
 
 def measure(name: str, source: Path, work: Callable[[], dict[str, float] | None]) -> None:
-    """Print the wall time and processor time of a function, and the processor time of the servers meanwhile."""
+    """Print the wall time and processor time of a function, and the processor time that the servers used."""
     provide_memory(source.stat().st_size * 5 // 4, source.with_name("scratch"))
     servers, before, started = server_seconds(), os.times(), time.perf_counter()
     found = work()
@@ -132,7 +137,7 @@ def measure_limits(source: Path, copy: Path) -> str:
 
 def measure_http(host: str, name: str, sha256: str, source: Path, copy: Path) -> None:
     """Measure an upload in one request and a download to a file, without any verification by the client."""
-    connection, nbytes = HTTPConnection(host), source.stat().st_size
+    connection, nbytes = HTTPConnection(host, timeout=600), source.stat().st_size
 
     def exchange(method: str, url: str, **more: object) -> str:
         connection.request(method, url.removeprefix(f"http://{host}"), **more)  # type: ignore[arg-type]

@@ -172,9 +172,9 @@ def bytes_segments(data: bytes) -> Segments:
 
 
 class BackgroundDigest:
-    """Segment digests and, with `with_sha256`, the SHA-256 of bytes that arrive in order, each in a thread of its own.
+    """Segment digests and, with `with_sha256`, the SHA-256 of bytes that arrive in order; each has one thread.
 
-    The caller transfers the bytes meanwhile. `position` is the number of bytes of all calls of `start`.
+    The caller can transfer the bytes at the same time. `position` is the number of bytes of all calls of `start`.
     """
 
     def __init__(self, *, with_sha256: bool = True) -> None:
