@@ -8,7 +8,7 @@ import json
 import logging
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +111,7 @@ def test_file_in_the_store_is_not_fetched(registry: Registry, built: Path, tmp_p
     push(registry, built)
     key = "a" * 64
 
+    @dataclass(frozen=True)
     class Fill(Step):
         name = "fill"
         key = "a" * 64
