@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -138,6 +139,23 @@ def read_sources(sources: Sequence[Files], inputs: Inputs) -> Iterator[Mapping[P
         segments = {path: _finish(path, digest) for path, digest in growing.items()}
         for files in sources:
             inputs.found_digests |= files.found_digests(segments)
+
+
+@contextmanager
+def hash_meanwhile(sources: Sequence[Files], inputs: Inputs) -> Iterator[None]:
+    """Context manager of a step that reads `sources` without adding bytes to digests: threads hash unread files.
+
+    The digests are recorded and errors raised as by `read_sources`. After an exception, the file being hashed is still
+    finished.
+    """
+    with read_sources(sources, inputs) as digests, ThreadPoolExecutor(1) as pool:
+        hashing = [pool.submit(_finish, path, digest) for path, digest in digests.items()]
+        try:
+            yield
+            for each in hashing:
+                each.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _finish(path: Path, digest: GrowingDigest) -> Segments:
