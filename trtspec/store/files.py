@@ -19,7 +19,14 @@ from typing import Any, cast
 
 from trtspec.core.errors import SourceChanged, StepError
 from trtspec.core.files import UNREAD, AbsentFile, file_identity, map_in_threads, open_regular
-from trtspec.core.hashing import GrowingDigest, Segments, combine_segments, digest_and_sha256, file_digests
+from trtspec.core.hashing import (
+    EarlyBytes,
+    GrowingDigest,
+    Segments,
+    combine_segments,
+    digest_and_sha256,
+    file_digests,
+)
 from trtspec.core.paths import hub_cache_dir
 from trtspec.store.digest import DigestCache
 from trtspec.store.step import FoundDigests, Inputs, Step
@@ -134,7 +141,8 @@ def read_sources(sources: Sequence[Files], inputs: Inputs) -> Iterator[Mapping[P
     with ExitStack() as unchanged:
         for files in sources:
             unchanged.enter_context(files.unchanged())
-        growing = {path: GrowingDigest(size) for files in sources for path, size in files.unread.items()}
+        early = EarlyBytes()
+        growing = {path: GrowingDigest(size, early) for files in sources for path, size in files.unread.items()}
         yield growing
         segments = {path: _finish(path, digest) for path, digest in growing.items()}
         for files in sources:
