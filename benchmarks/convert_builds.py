@@ -5,6 +5,7 @@ For each encoding and number of ranks, with the source cold and in the page cach
 steps, and of opening the artifact again. The limit, measured in the same run, is the slowest of the required
 operations: reading, hashing every byte read and written, quantizing if weights are quantized, writing, and for a cold
 source reading while the output is written (the disk's combined rate).
+Calibration is measured separately: shares of the limit and comparisons do not include the seconds of its step.
 The same run measures `cat` and `cp` of the source, and a loop over ranks (rank_loop.py), which does not hash. The loop
 is left out if one of its ranks needs more than half of the memory.
 
@@ -38,7 +39,7 @@ from convert_limits import (
     measure_read,
     measure_write,
 )
-from convert_source import LLAMA_8B, Shape, forget, make_source, remember
+from convert_source import Shape, forget, make_source, remember, shape_of
 from machine import cpu_name
 
 ENCODINGS, RANKS = ("none", "fp8", "fp8_rowwise"), (1, 4, 8)
@@ -47,7 +48,7 @@ TINY = Shape(256, 512, 128, 1024, 8)
 BOUND_S = 1800
 KIND = ("source_bytes", "weights", "ranks")
 MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-MEDIANS = ("seconds", "cpu_s", "rate", "of_limit", "peak_bytes", "disk_read_bytes", "open_s")
+MEDIANS = ("seconds", "calibration_s", "cpu_s", "rate", "of_limit", "peak_bytes", "disk_read_bytes", "open_s")
 
 RECIPE = """\
 schema: trtspec.recipe/1
@@ -121,20 +122,20 @@ def measure_sizes(
     runs: int,
     encodings: Sequence[str],
     ranks: Sequence[int],
-    shape: Shape = LLAMA_8B,
+    shape: Shape | None = None,
 ) -> dict[str, Any]:
     """Return every sample of all source sizes in gigabytes, one size on the disk at a time."""
     found = []
     for gigabytes in sizes:
         place = root / f"{gigabytes:g}"
-        found.append(measure_builds(place, gigabytes, runs, encodings, ranks, shape))
+        found.append(measure_builds(place, gigabytes, runs, encodings, ranks, shape or shape_of(gigabytes)))
         shutil.rmtree(place)
     every = {name: [sample for each in found for sample in each[name]] for name in ("builds", "rank_loops")}
     return {"source_bytes": [each["source_bytes"] for each in found], "compile_s": found[0]["compile_s"], **every}
 
 
 def measure_builds(
-    root: Path, gigabytes: float, runs: int, encodings: Sequence[str], ranks: Sequence[int], shape: Shape = LLAMA_8B
+    root: Path, gigabytes: float, runs: int, encodings: Sequence[str], ranks: Sequence[int], shape: Shape
 ) -> dict[str, Any]:
     """Return every sample: builds, the rank loop, and their limits."""
     root.mkdir(parents=True, exist_ok=True)
@@ -163,12 +164,15 @@ def _sample(root: Path, nbytes: int, weights: str, ranks: int, limits: Limits, *
     opening, _ = _timed([sys.executable, "-c", OPEN, str(root / "out")], root)
     written = [path.stat().st_size for path in (root / "out").rglob("*.safetensors")]
     least = limits.seconds(nbytes, written, weights, cold=cold)
+    steps = {step["name"]: step["seconds"] for step in json.loads(said)["steps"]}
+    calibration_s = steps.get("calibrate-target", 0.0)
+    rest_s = took["seconds"] - calibration_s
     return {
         **{"source_bytes": nbytes, "weights": weights, "ranks": ranks, "cold": cold},
-        **{**took, "rate": nbytes / took["seconds"]},
-        "steps": {step["name"]: step["seconds"] for step in json.loads(said)["steps"]},
+        **{**took, "rate": nbytes / rest_s},
+        **{"steps": steps, "calibration_s": calibration_s},
         "open_s": opening["seconds"],
-        **{"least": least, "of_limit": max(least.values()) / took["seconds"], "rates": asdict(limits)},
+        **{"least": least, "of_limit": max(least.values()) / rest_s, "rates": asdict(limits)},
     }
 
 
@@ -235,8 +239,9 @@ def _say(sample: dict[str, Any]) -> None:
     where = f"{sample['weights']} for {sample['ranks']}, {'cold' if sample['cold'] else 'cached'}"
     slowest = max(sample["least"], key=sample["least"].get)
     print(
-        f"{where}: {sample['seconds']:.2f} s, {sample['rate'] / 1e9:.2f} GB/s, {sample['of_limit']:.0%} of the limit"
-        f" ({slowest}), {sample['cpu_s']:.1f} s of processors, {sample['disk_read_bytes'] / 1e9:.2f} GB from the disk,"
+        f"{where}: {sample['seconds']:.2f} s ({sample['calibration_s']:.2f} s of calibration),"
+        f" {sample['rate'] / 1e9:.2f} GB/s, {sample['of_limit']:.0%} of the limit ({slowest}),"
+        f" {sample['cpu_s']:.1f} s of processors, {sample['disk_read_bytes'] / 1e9:.2f} GB from the disk,"
         f" peak {sample['peak_bytes'] / 1e6:.0f} MB, opened in {sample['open_s']:.1f} s",
         file=sys.stderr,
     )
@@ -251,7 +256,8 @@ def summarize_builds(found: dict[str, Any]) -> list[dict[str, Any]]:
     for (*kind, cold), samples in kinds.items():
         peers = [each["seconds"] for each in found["rank_loops"] if _kind(each) == tuple(kind)]
         medians = {name: statistics.median(each[name] for each in samples) for name in MEDIANS}
-        times = statistics.median(peers) / medians["seconds"] if peers else None
+        rest_s = medians["seconds"] - medians["calibration_s"]
+        times = statistics.median(peers) / rest_s if peers else None
         commands = {name: statistics.median(each["rates"][name] for each in samples) for name in ("cat_s", "cp_s")}
         row = dict(zip(KIND, kind, strict=True))
         rows.append({**row, "cold": cold, **medians, "times_rank_loop": times, **commands})
@@ -273,7 +279,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="builds-", dir=os.environ.get("BENCH_DIR")) as folder:
-        shape = TINY if asked.tiny else LLAMA_8B
+        shape = TINY if asked.tiny else None
         found = measure_sizes(Path(folder), asked.gigabytes, asked.runs, asked.encodings, asked.ranks, shape)
     machine = {"cpu": cpu_name(), "cores": CORES, "python": platform.python_version()}
     document = {"machine": machine, "summary": summarize_builds(found), **found}

@@ -18,6 +18,7 @@ from trtspec.checkpoints.safetensors import lay_out
 ROOT = Path(__file__).resolve().parents[1]
 NORMS = ("input_layernorm", "post_attention_layernorm")
 BLOCK_BYTES = 64 << 20
+LEAST_LLAMA_8B_GIGABYTES = 3.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,13 @@ class Shape:
 
 
 LLAMA_8B = Shape(4096, 14336, 1024, 128256, 32)
+TINY_LLAMA = Shape(2048, 5632, 256, 32000, 32)
 LLAMA_405B = Shape(16384, 53248, 1024, 128256, 128)
+
+
+def shape_of(gigabytes: float) -> Shape:
+    """Return a shape whose checkpoints can have about that size: Llama 3 8B's embeddings alone are 2.1 GB."""
+    return LLAMA_8B if gigabytes >= LEAST_LLAMA_8B_GIGABYTES else TINY_LLAMA
 
 
 def make_source(root: Path, gigabytes: float, shape: Shape = LLAMA_8B, *, sparse: bool = False) -> int:

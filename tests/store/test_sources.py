@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,11 @@ import pytest
 
 from trtspec.core.errors import SourceChanged, StepError
 from trtspec.core.files import failpoint
-from trtspec.core.hashing import GrowingDigest
+from trtspec.core.hashing import GrowingDigest, Segments
 from trtspec.store import files as files_module
 from trtspec.store.digest import DigestCache
 from trtspec.store.executor import StepResult, Unobserved, execute
-from trtspec.store.files import FileReader, Files, read_sources
+from trtspec.store.files import FileReader, Files, hash_meanwhile, read_sources
 from trtspec.store.plan import StepPlan
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 from trtspec.store.store import Store
@@ -128,17 +129,6 @@ def test_key_of_a_step_with_an_unread_source_is_known_when_it_has_run(
     assert store.all_resumable_bytes() == 0
 
 
-def test_output_is_synced_before_it_is_renamed_into_place(
-    source: Path, store: Store, digests: DigestCache, synced: list[str]
-) -> None:
-    step = Upper(files(source, digests))
-    key = run(step, store).key
-    workspace, moved = store.root / "partial" / step.key, synced.index("rename")
-    names = [os.path.relpath(path, workspace) for path in synced[:moved] if path.startswith(str(workspace))]
-    assert [re.sub(r"[0-9a-f]{16}", "*", name) for name in names] == ["files/upper", "files", ".entry.json.*.tmp", "."]
-    assert synced[moved + 1] == str(store.root / "entries" / key[:2])
-
-
 def overwrite(path: Path) -> None:
     """Change a byte and hide the change as far as a user can."""
     before = path.stat()
@@ -154,6 +144,63 @@ def replace(path: Path) -> None:
     other.write_bytes(path.read_bytes()[::-1])
     os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
     os.replace(other, path)
+
+
+@dataclass(frozen=True)
+class Count(Step):
+    """A step that reads a file by other means than a digest's, and does `meanwhile` before."""
+
+    VERSION = 1
+    HASHES_SOURCES = True
+    source: Files
+    meanwhile: Callable[[], object] = field(default=lambda: None, metadata={"key": False})
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        with hash_meanwhile([self.source], inputs):
+            self.meanwhile()
+            (out / "count").write_text(str(len(self.source.paths[0].read_bytes())))
+
+
+def test_source_is_hashed_while_the_step_runs(
+    source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed, finish = threading.Event(), GrowingDigest.finish
+
+    def finish_and_tell(self: GrowingDigest, descriptor: int, path: Path) -> Segments:
+        segments = finish(self, descriptor, path)
+        hashed.set()
+        return segments
+
+    monkeypatch.setattr(GrowingDigest, "finish", finish_and_tell)
+    unread = Count(files(source, digests, 0), lambda: hashed.wait(10) or pytest.fail("the step waits for the hash"))
+    assert run(unread, store).key == Count(files(source, digests)).key != unread.key
+
+
+@pytest.mark.parametrize("change", [overwrite, replace, lambda path: os.truncate(path, 10), os.unlink])
+def test_source_that_changes_while_it_is_hashed_is_rejected(
+    source: Path, store: Store, digests: DigestCache, change: Callable[[Path], object]
+) -> None:
+    with pytest.raises(SourceChanged, match="the file changed during the build"):
+        run(Count(files(source, digests, 0), lambda: change(source)), store)
+    assert store.entries() == []
+
+
+def test_failure_of_a_step_ends_its_hashing(source: Path, store: Store, digests: DigestCache) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(Count(files(source, digests, 0), lambda: 1 / 0), store)
+    assert store.entries() == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+
+
+def test_output_is_synced_before_it_is_renamed_into_place(
+    source: Path, store: Store, digests: DigestCache, synced: list[str]
+) -> None:
+    step = Upper(files(source, digests))
+    key = run(step, store).key
+    workspace, moved = store.root / "partial" / step.key, synced.index("rename")
+    names = [os.path.relpath(path, workspace) for path in synced[:moved] if path.startswith(str(workspace))]
+    assert [re.sub(r"[0-9a-f]{16}", "*", name) for name in names] == ["files/upper", "files", ".entry.json.*.tmp", "."]
+    assert synced[moved + 1] == str(store.root / "entries" / key[:2])
 
 
 @pytest.mark.parametrize("change", [overwrite, replace, lambda path: os.truncate(path, 10), os.unlink])

@@ -26,7 +26,7 @@ import numpy as np
 
 from trtspec.checkpoints.safetensors import FileLayout
 from trtspec.core.files import reserve_space, write_all
-from trtspec.core.hashing import GrowingDigest, Segments
+from trtspec.core.hashing import EarlyBytes, GrowingDigest, Segments
 
 CORES = os.cpu_count() or 1
 MOST_THREADS = 12  # each has some MB of buffers
@@ -50,7 +50,8 @@ class RankFiles:
         self.files = [_open_file(stack, path, layout) for path, layout in zip(paths, layouts, strict=True)]
         is_large = sum(layout.nbytes for layout in layouts) >= LEAST_BYTES
         self.direct = _open_direct(stack, paths) if is_large else None
-        self.digests = [GrowingDigest(layout.nbytes) for layout in layouts]
+        early = EarlyBytes()
+        self.digests = [GrowingDigest(layout.nbytes, early) for layout in layouts]
         for digest, layout in zip(self.digests, layouts, strict=True):
             digest.add(0, memoryview(layout.header))
         # more threads than cores, because some of them wait for the disk

@@ -34,7 +34,7 @@ PIECE_BYTES = 1 << 20
 SEGMENT_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
 PIECE_BUFFERS = 3  # of a transfer: one is read or sent while two are hashed
-MOST_EARLY_BYTES = 4 << 20  # maximum bytes of incomplete blocks that a file's digest buffers out of order
+MOST_EARLY_BYTES = 4 << 20  # maximum bytes that digests with one `EarlyBytes` buffer out of order
 
 OnBytes = Callable[[int], None]
 Segments = tuple[str, ...]  # BLAKE3 digest of each segment, in hex
@@ -221,18 +221,32 @@ class BackgroundDigest:
             thread.shutdown()
 
 
+class EarlyBytes:
+    """Number of bytes that digests buffer out of order; digests that share it have one limit, MOST_EARLY_BYTES."""
+
+    def __init__(self) -> None:
+        self._nbytes, self._lock = 0, Lock()
+
+    def add(self, count: int) -> bool:
+        """Add to the number, unless it would exceed the limit; return whether it was added."""
+        with self._lock:
+            fits = self._nbytes + count <= MOST_EARLY_BYTES
+            self._nbytes += count if fits else 0
+        return fits
+
+
 class GrowingDigest:
     """Segment digests of a file of `nbytes` bytes, computed while the file is read or written.
 
     Any number of threads may add bytes in any order, but each byte only once. The adding threads hash whole blocks at
     once and incomplete ones as far as their bytes arrive in sequence. Out-of-order pieces of incomplete blocks are
-    buffered up to MOST_EARLY_BYTES; `finish` reads all other bytes back from the file.
+    buffered as far as `early` allows; `finish` reads all other bytes back from the file.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, early: EarlyBytes | None = None) -> None:
         self._nbytes = nbytes
         self._done: list[bytes | None] = [None] * -(-nbytes // BLOCK_BYTES)
-        self._incomplete, self._early_bytes, self._lock = dict[int, _Block](), 0, Lock()
+        self._incomplete, self._early, self._lock = dict[int, _Block](), early or EarlyBytes(), Lock()
 
     def add(self, offset: int, data: memoryview) -> None:
         """Hash `data`, the bytes of the file at byte `offset`; thread-safe."""
@@ -268,20 +282,13 @@ class GrowingDigest:
             if offset == block.position:
                 block.update(data)
                 while early := block.early.pop(block.position, None):
-                    self._count_early(-len(early))
+                    self._early.add(-len(early))
                     block.update(memoryview(early))
                 if block.position == block.end:
                     self._done[number] = block.digest.digest()
                     del self._incomplete[number]
-            elif self._count_early(data.nbytes):
+            elif self._early.add(data.nbytes):
                 block.early[offset] = bytes(data)
-
-    def _count_early(self, count: int) -> bool:
-        """Add to the number of buffered bytes, unless it would exceed MOST_EARLY_BYTES; return whether it was added."""
-        with self._lock:
-            fits = self._early_bytes + count <= MOST_EARLY_BYTES
-            self._early_bytes += count if fits else 0
-        return fits
 
     def _read_back(self, number: int, descriptor: int, path: Path) -> bytes:
         block = self._incomplete.pop(number, None) or _Block(*self._range(number))

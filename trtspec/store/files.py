@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -18,7 +19,14 @@ from typing import Any, cast
 
 from trtspec.core.errors import SourceChanged, StepError
 from trtspec.core.files import UNREAD, AbsentFile, file_identity, map_in_threads, open_regular
-from trtspec.core.hashing import GrowingDigest, Segments, combine_segments, digest_and_sha256, file_digests
+from trtspec.core.hashing import (
+    EarlyBytes,
+    GrowingDigest,
+    Segments,
+    combine_segments,
+    digest_and_sha256,
+    file_digests,
+)
 from trtspec.core.paths import hub_cache_dir
 from trtspec.store.digest import DigestCache
 from trtspec.store.step import FoundDigests, Inputs, Step
@@ -145,11 +153,29 @@ def read_sources(sources: Sequence[Files], inputs: Inputs) -> Iterator[Mapping[P
     with ExitStack() as unchanged:
         for files in sources:
             unchanged.enter_context(files.unchanged())
-        growing = {path: GrowingDigest(size) for files in sources for path, size in files.unread.items()}
+        early = EarlyBytes()
+        growing = {path: GrowingDigest(size, early) for files in sources for path, size in files.unread.items()}
         yield growing
         segments = {path: _finish(path, digest) for path, digest in growing.items()}
         for files in sources:
             inputs.found_digests |= files.found_digests(segments)
+
+
+@contextmanager
+def hash_meanwhile(sources: Sequence[Files], inputs: Inputs) -> Iterator[None]:
+    """Context manager of a step that reads `sources` without adding bytes to digests: threads hash unread files.
+
+    The digests are recorded and errors raised as by `read_sources`. After an exception, the file being hashed is still
+    finished.
+    """
+    with read_sources(sources, inputs) as digests, ThreadPoolExecutor(1) as pool:
+        hashing = [pool.submit(_finish, path, digest) for path, digest in digests.items()]
+        try:
+            yield
+            for each in hashing:
+                each.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _finish(path: Path, digest: GrowingDigest) -> Segments:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from trtspec.core.paths import calibration_prompts
 from trtspec.engine.prompts.load import load_prompts
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.store.digest import DigestCache
-from trtspec.store.files import FileReader
+from trtspec.store.files import FileReader, with_digests
 from trtspec.store.step import Inputs
 from trtspec.store.store import Store
 
@@ -71,6 +72,17 @@ def test_calibration_uses_the_first_prompts_truncated_to_max_len(tmp_path: Path)
     assert expected != calibrate_checkpoint(tmp_path / "source", prompts(*TEXTS[:2]), 11)
     assert progress.done == step.total_bytes
     assert [path.name for path in out.iterdir()] == [ACTIVATIONS]
+
+
+def test_calibration_finds_the_digests_of_unread_sources(tmp_path: Path) -> None:
+    read, inputs, out = make_step(tmp_path), Inputs({}), tmp_path / "out"
+    reader = FileReader(DigestCache(tmp_path / "none.json"), 0)
+    unread = replace(read, source=reader.read(read.source.root, read.source.paths))
+    assert unread.key != read.key
+    out.mkdir()
+    unread.run(out, inputs, Counter())
+    assert with_digests(unread, inputs.found_digests).key == read.key
+    assert load_activations(out / ACTIVATIONS) == calibrate_checkpoint(tmp_path / "source", prompts(*TEXTS[:2]), 10)
 
 
 def test_calibration_key_depends_on_samples_and_length_not_location(tmp_path: Path) -> None:

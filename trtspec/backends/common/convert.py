@@ -30,7 +30,7 @@ from trtspec.engine.prompts.prompt import Prompt
 from trtspec.methods.base import DraftHead
 from trtspec.methods.draft_head import SourceHead, load_head, mask_key
 from trtspec.store.digest import compute_digest
-from trtspec.store.files import Files, read_sources
+from trtspec.store.files import Files, hash_meanwhile, read_sources
 from trtspec.store.step import Inputs, Step, StepProgress, notes_dir
 
 ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
@@ -43,11 +43,12 @@ class Calibrate(Step):
 
     `source` are config.json and the weight files, `tokenizer` the tokenizer's files, and `prompts` is one file. The
     first `samples` prompts are used, truncated to `max_len` tokens. Messages are rendered with the tokenizer's chat
-    template.
+    template. Unread files are hashed meanwhile.
     """
 
     VERSION: ClassVar[int] = 2
     RESUMABLE: ClassVar[bool] = True
+    HASHES_SOURCES: ClassVar[bool] = True
 
     role: str
     source: Files
@@ -67,7 +68,7 @@ class Calibrate(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Measure activations; raise CheckpointError for an inconsistent source, TrtspecError for an invalid prompt."""
-        with self.source.unchanged(), self.tokenizer.unchanged(), self.prompts.unchanged():
+        with hash_meanwhile((self.source, self.tokenizer, self.prompts), inputs):
             prompts = load_prompts(self.prompts.paths[0], self.source.root)[: self.samples]
             notes = notes_dir(out) / "states"
             measured = calibrate_checkpoint(self.source.root, prompts, self.max_len, progress.advance, notes)
