@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.serving.triton.fakes import FINAL, Request, make_pb_utils
+from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER
 from trtspec.serving.triton.python_models.interruptions import ENDING_FILE, DrainWatcher
-from trtspec.serving.triton.python_models.token_channel import MAX_CHANNELS, TokenChannels
+from trtspec.serving.triton.python_models.token_channel import CONTROL, LISTENS, MAX_CHANNELS, TokenChannels
 
 NAME = "0123456789abcdef" * 2
 WAIT_S = 10.0
@@ -38,8 +39,10 @@ def member(number: object, name: str = NAME) -> dict[str, Any]:
 
 
 def values(request: Request) -> list[list[int]]:
-    """Return the values of each response to an opening request."""
-    return [response.outputs["output_ids"].ravel().tolist() for response, _ in request.sender.sent]
+    """Return the values of each response to an opening request after the one that names the socket."""
+    first, *found = [response.outputs["output_ids"].ravel().tolist() for response, _ in request.sender.sent]
+    assert first == [CONTROL, 1, LISTENS]
+    return found
 
 
 def test_step_of_all_streams_is_one_response(channels: TokenChannels) -> None:
@@ -48,16 +51,16 @@ def test_step_of_all_streams_is_one_response(channels: TokenChannels) -> None:
     one, two = (channels.stream(member(number)) for number in (7, 9))
     assert one
     assert two
-    one.add([1, 2, 3])
-    two.add([4])
+    one.add([1, 2, 3], Stats())
+    two.add([4], Stats())
     channels.flush()
     channels.flush()
-    two.add([])
-    one.add([5])
-    one.add([6])
+    two.add([], Stats())
+    one.add([5], Stats())
+    one.add([6], Stats())
     channels.flush()
     assert values(request) == [[7, 3, 1, 2, 3, 9, 1, 4], [7, 1, 5, 7, 1, 6]]
-    assert [flags for _, flags in request.sender.sent] == [0, 0]
+    assert [flags for _, flags in request.sender.sent] == [0, 0, 0]
 
 
 def test_clients_only_get_their_own_streams(channels: TokenChannels) -> None:
@@ -66,7 +69,7 @@ def test_clients_only_get_their_own_streams(channels: TokenChannels) -> None:
     for number in range(2):
         stream = channels.stream(member(number, f"{number:032x}"))
         assert stream
-        stream.add([10 + number])
+        stream.add([10 + number], Stats())
     channels.flush()
     assert [values(request) for request in requests] == [[[0, 1, 10]], [[1, 1, 11]]]
 
@@ -101,7 +104,7 @@ def test_second_channel_of_a_name_and_too_many_are_refused(channels: TokenChanne
     assert "open already" in again.sender.sent[0][0].error.message
     requests = [opening(f"{number:032x}") for number in range(MAX_CHANNELS)]
     assert all(map(channels.opens, requests))
-    assert [bool(request.sender.sent) for request in requests] == [False] * (MAX_CHANNELS - 1) + [True]
+    assert [request.sender.sent[-1][1] == FINAL for request in requests] == [False] * (MAX_CHANNELS - 1) + [True]
 
 
 def test_channel_of_a_client_that_left_is_closed_and_its_name_free(channels: TokenChannels) -> None:
@@ -113,12 +116,12 @@ def test_channel_of_a_client_that_left_is_closed_and_its_name_free(channels: Tok
     deadline = time.monotonic() + WAIT_S
     while channels.stream(member(1)) is not None and time.monotonic() < deadline:
         time.sleep(0.01)
-    stream.add([1])
+    stream.add([1], Stats())
     channels.flush()
-    assert [flags for _, flags in request.sender.sent] == [FINAL]
+    assert [flags for _, flags in request.sender.sent] == [0, FINAL]
     again = opening()
     channels.opens(again)
-    assert not again.sender.sent
+    assert [flags for _, flags in again.sender.sent] == [0]
 
 
 def test_shutdown_ends_a_channel(tmp_path: Path) -> None:
@@ -129,8 +132,8 @@ def test_shutdown_ends_a_channel(tmp_path: Path) -> None:
     channels.opens(request)
     (tmp_path / ENDING_FILE).touch()
     deadline = time.monotonic() + WAIT_S
-    while not request.sender.sent and time.monotonic() < deadline:
+    while len(request.sender.sent) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert request.sender.sent[0][0].error.code == "unavailable"
+    assert request.sender.sent[1][0].error.code == "unavailable"
     channels.close()
     shutdown.close()
