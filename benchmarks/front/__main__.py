@@ -26,6 +26,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
+import numpy.typing as npt
 import uvloop
 
 from benchmarks.front.clients import BodyFn, Load, Received, read_events, read_responses
@@ -291,10 +292,12 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         clock = root / "clock"
         clock.write_bytes(bytes(8 * MAX_STEPS * asked.streams))
         step_s = asked.streams * asked.tokens_per_step / asked.rate if asked.rate else 0.0
-        text = tuple(Tokenizer(asked.artifact / "tokenizer").encode(TEXT, False))
+        tokenizer = Tokenizer(asked.artifact / "tokenizer")
+        text = tuple(tokenizer.encode(TEXT, False))
         steps = Steps(asked.tokens_per_step, step_s, str(clock), text)
         count = -(-asked.tokens // asked.tokens_per_step)
-        load = Load(asked.streams, count, asked.tokens, 1.0, asked.seconds, steps.times())
+        characters = characters_by_step(steps, asked.tokens, tokenizer) if asked.rate else None
+        load = Load(asked.streams, count, asked.tokens, 1.0, asked.seconds, steps.times(), characters)
         stages(asked.stages.split(","), asked.artifact, steps, load, root, found, asked.gateway_processes)
     return {
         "streams": asked.streams,
@@ -306,6 +309,14 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         "commit": commit(),
         "machine": environment(),
     }
+
+
+def characters_by_step(steps: Steps, tokens: int, tokenizer: Tokenizer) -> npt.NDArray[np.float64]:
+    """Return the length of a text after each of its steps."""
+    parts = [*steps.parts(tokens)]
+    ids = [token for part in parts for token in part]
+    ends = np.cumsum([len(part) for part in parts])
+    return np.array([len(tokenizer.decode(ids[:end])) for end in ends.tolist()], np.float64)
 
 
 TEXT = (ROOT / "LICENSE").read_text(encoding="utf-8")[:4000]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import select
 import socket
 import time
@@ -27,10 +28,12 @@ from trtspec.serving.triton.python_models.grpc_client import infer_request
 EVENT = b"data: {"
 LAST_CHUNK = b"0\r\n\r\n"
 END_S = 120.0
+TEXT = re.compile(rb'"text(?:_output)?": ?("(?:[^"\\]|\\.)*")')
 READ_BYTES = 1 << 18
 
 Times = npt.NDArray[np.float64]
 RequestFn = Callable[[int], bytes]  # of a text's number of tokens
+RawText = list[tuple[float, bytes]]  # what arrived, and when
 BodyFn = Callable[[int, int], dict[str, Any]]  # of a stream and a text's number of tokens
 
 
@@ -44,6 +47,7 @@ class Load:
         tokens: tokens of each text.
         warmup_s, seconds: events count from `warmup_s` on, for `seconds`.
         times: the engine's times of emissions, [streams, steps] seconds.
+        characters: length of the text until the end of each step, if latencies of merged events are wanted.
     """
 
     streams: int
@@ -52,6 +56,7 @@ class Load:
     warmup_s: float
     seconds: float
     times: Times
+    characters: Times | None = None
 
 
 @dataclass
@@ -62,8 +67,9 @@ class Received:
         events: number of events.
         tokens: number of their tokens, if all events of a text have the same.
         first_s, other_s: seconds from emission to arrival of the first and of the other events of each text.
-        merged: texts with another number of events than of steps, whose events have no latency.
+        merged: texts with another number of events than of steps.
         errors: responses other than complete texts.
+        unread: merged texts whose latencies `read_merged` adds after the round.
     """
 
     since: float
@@ -74,24 +80,48 @@ class Received:
     other_s: list[float] = field(default_factory=list)
     merged: int = 0
     errors: list[str] = field(default_factory=list)
+    unread: list[tuple[RawText, Times]] = field(default_factory=list)
 
     @classmethod
     def of(cls, load: Load) -> Received:
         since = time.monotonic() + load.warmup_s
         return cls(since, since + load.seconds)
 
-    def add(self, arrivals: list[float], load: Load, stream: int, tokens: int) -> None:
-        """Add the times at which the events of one text of `tokens` tokens arrived."""
+    def add(self, arrivals: list[float], load: Load, stream: int, tokens: int, raw: RawText) -> None:
+        """Add the times at which the events of one text of `tokens` tokens arrived, and all that arrived."""
         counted = sum(self.since <= at < self.until for at in arrivals)
         self.events += counted
         self.tokens += counted * tokens / max(len(arrivals), 1)
         steps = load.steps * tokens // load.tokens
+        is_within = bool(arrivals) and self.since <= arrivals[0] and arrivals[-1] < self.until
         if len(arrivals) != steps:
             self.merged += 1
-        elif self.since <= arrivals[0] and arrivals[-1] < self.until:
-            waits = np.array(arrivals) - load.times[stream, :steps]
-            self.first_s.append(float(waits[0]))
-            self.other_s += waits[1:].tolist()
+            if is_within and load.characters is not None:
+                self.unread.append((raw, load.times[stream, :steps].copy()))
+        elif is_within:
+            self._wait(np.array(arrivals) - load.times[stream, :steps])
+
+    def read_merged(self, load: Load) -> None:
+        """Add the latencies of the steps in merged events, which the texts of the events tell apart."""
+        for raw, times in self.unread:
+            self._wait(step_arrivals(raw, load)[: len(times)] - times)
+        self.unread = []
+
+    def _wait(self, waits: Times) -> None:
+        self.first_s.append(float(waits[0]))
+        self.other_s += waits[1:].tolist()
+
+
+def step_arrivals(raw: RawText, load: Load) -> Times:
+    """Return the time at which each step of a text has arrived completely."""
+    assert load.characters is not None
+    data = b"".join(part for _, part in raw)
+    part_ends = np.cumsum([len(part) for _, part in raw])
+    events = [(len(json.loads(found[1])), found.end()) for found in TEXT.finditer(data)]
+    characters = np.cumsum([length for length, _ in events])
+    times = np.array([now for now, _ in raw])[np.searchsorted(part_ends, [end for _, end in events])]
+    ends = np.searchsorted(characters, load.characters[load.characters <= characters[-1]])
+    return np.asarray(times[ends])
 
 
 class EventStream:
@@ -104,6 +134,7 @@ class EventStream:
         self._request, self._load, self._stream, self._received = request(load.tokens), load, stream, received
         self._tokens = first_tokens(load, stream)
         self._arrivals: list[float] = []
+        self._raw: RawText = []
         self._tail = b""
         self.socket = socket.create_connection((LOOPBACK, port), END_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -114,18 +145,21 @@ class EventStream:
         if not self._arrivals and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
             self._received.errors.append(data[:300].decode(errors="replace"))
             return False
+        if not data:
+            self._received.errors.append("the connection ended within a text")
+            return False
+        if self._load.characters is not None:
+            self._raw.append((now, data))
         data = self._tail + data
         self._tail = data[1 - len(EVENT) :]
         self._arrivals += [now] * data.count(EVENT)
         if data.endswith(LAST_CHUNK):
-            self._received.add(self._arrivals, self._load, self._stream, self._tokens)
-            self._arrivals, self._tail, self._tokens = [], b"", self._load.tokens
+            self._received.add(self._arrivals, self._load, self._stream, self._tokens, self._raw)
+            self._arrivals, self._raw, self._tail, self._tokens = [], [], b"", self._load.tokens
             if now >= self._received.until:
                 return False
             self.socket.sendall(self._request)
-        elif not data:
-            self._received.errors.append("the connection ended within a text")
-        return bool(data)
+        return True
 
 
 def first_tokens(load: Load, stream: int) -> int:
@@ -155,6 +189,7 @@ def read_events(port: int, path: str, body: BodyFn, load: Load) -> Received:
         for file, data, now in arrived:
             if not streams[file].read(data, now):
                 streams.pop(file).socket.close()  # and the kernel forgets it
+    received.read_merged(load)
     return received
 
 
@@ -182,7 +217,7 @@ async def read_responses(port: int, model: str, inputs: Callable[[int], list[Any
                         received.errors.append(message.error_message)
                         return
                     arrivals.append(time.monotonic())
-                received.add(arrivals, load, stream, load.tokens)
+                received.add(arrivals, load, stream, load.tokens, [])
 
         reading = asyncio.gather(*(read(each) for each in range(load.streams)))
         await asyncio.wait_for(reading, load.warmup_s + load.seconds + END_S)

@@ -11,6 +11,7 @@ import secrets
 import select
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -30,6 +31,7 @@ from trtspec.serving.triton.python_models.grpc_client import (
 from trtspec.serving.triton.python_models.token_channel import CONTROL, LISTENS, MOVED, STREAM_NUMBERS, unpack_counts
 
 READ_BYTES = 1 << 18
+REFUSED_FOR_S = 60.0  # time until a channel that the model did not open is tried again
 OPENS_S = 5.0  # time for the model to open a channel
 MISSING_S = 60.0  # time for tokens that the model has sent before a text's last response
 INPUTS = [(name, np.array([[1]], np.int32)) for name in ("input_ids", "input_lengths", "request_output_len")]
@@ -78,6 +80,7 @@ class ChannelReader:
         self._server, self._model = server, model
         self._lock = threading.Lock()
         self._has_channels: bool | None = None  # unknown
+        self._refused_at = float("-inf")
         self._open: _OpenChannel | None = None
 
     def join(self, request: Any, receive: ReceiveFn) -> ReceivedStream | None:
@@ -100,10 +103,15 @@ class ChannelReader:
         with self._lock:
             if self._has_channels is None:
                 self._has_channels = self._server.model_parameter(self._model, TOKEN_CHANNELS) == "true"
-            if self._has_channels and (self._open is None or self._open.is_over):
+            if not self._has_channels or time.monotonic() - self._refused_at < REFUSED_FOR_S:
+                return None
+            if self._open is None or self._open.is_over:
                 self._open = _OpenChannel(self._server, self._model)
-                self._has_channels = self._open.is_ready.wait(OPENS_S) and not self._open.is_over
-            return self._open if self._has_channels else None
+                if not self._open.is_ready.wait(OPENS_S) or self._open.is_over:
+                    self._open.close()
+                    self._refused_at = time.monotonic()
+                    return None
+            return self._open
 
 
 class _OpenChannel:

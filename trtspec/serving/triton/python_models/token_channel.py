@@ -43,6 +43,7 @@ TOKENS = "output_ids"
 MAX_CHANNELS = 64
 STREAM_NUMBERS = 1 << 31  # from 0
 CONTROL, LISTENS, MOVED = -1, 0, 1
+PART_VALUES = 64  # of a step that are sent to a socket before the rest is there
 WRITE_TIMEOUT_S = 60.0  # time in which a client must read something
 
 
@@ -95,8 +96,12 @@ class _Channel:
         self._is_closed = False
 
     def add(self, values: Sequence[int]) -> None:
+        """Add values; a part of a step is sent at once, so that the client works on it beside this process."""
         with self._lock:
             self._values += values
+            is_part = len(self._values) >= PART_VALUES and self._socket is not None
+        if is_part:
+            self.flush()
 
     def listen(self, name: str) -> None:
         """Open the channel's socket and tell the client."""
