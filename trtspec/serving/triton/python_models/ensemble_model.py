@@ -18,9 +18,14 @@ import triton_python_backend_utils as pb_utils
 from trtspec.engine.generation.request import Stats
 from trtspec.engine.generation.text import TextPieces
 from trtspec.serving.triton.nvidia_compat import GUIDES
-from trtspec.serving.triton.python_models.channel_reader import ChannelReader, ReceivedStream
+from trtspec.serving.triton.python_models.channel_reader import ChannelReader, ReceivedStream, ReceiveFn
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
-from trtspec.serving.triton.python_models.grpc_client import infer_request, local_server_client, output_arrays
+from trtspec.serving.triton.python_models.grpc_client import (
+    ResponseStream,
+    infer_request,
+    local_server_client,
+    output_arrays,
+)
 from trtspec.serving.triton.python_models.responses import RequestCancelled, Responder
 from trtspec.serving.triton.python_models.tensors import (
     Array,
@@ -91,16 +96,11 @@ class TritonPythonModel(ThreadedModel):
 
     def answer(self, inputs: HeldTensors, responder: Responder) -> None:
         """Answer one request; errors are sent as its response."""
+        text = GeneratedText(self.reader.pieces, responder)
         try:
-            text = GeneratedText(self.reader.pieces, responder)
-            with inputs.naming(TEXT_NAMES):
-                request = self.request(inputs, responder.wanted)
-                stream = self.channel.join(request, text.add) if self.streams_text(inputs) else None
-                if stream is not None and NEW_TOKENS not in responder.wanted:
-                    request.outputs.add(name=NEW_TOKENS)
             with (
-                self.in_channel(stream),
-                closing(self.server.ask(request)) as reply,
+                inputs.naming(TEXT_NAMES),
+                self.asking(inputs, responder.wanted, text.add) as (reply, stream),
                 self.cancelling(responder, reply.close) as watch,
             ):
                 for response, is_last in reply:
@@ -146,10 +146,20 @@ class TritonPythonModel(ThreadedModel):
         return is_stream and not has_prompt and not any(inputs.scalar(name) for name in SCORES)
 
     @contextmanager
-    def in_channel(self, stream: ReceivedStream | None) -> Iterator[None]:
-        """Context manager that ends a request's stream in the token channel."""
+    def asking(
+        self, inputs: HeldTensors, wanted: set[str], receive: ReceiveFn
+    ) -> Iterator[tuple[ResponseStream, ReceivedStream | None]]:
+        """Send a request to the token-level model; yields its responses, and its stream in the token channel if any.
+
+        `receive` gets the tokens of the channel. The request is cancelled at the end of the block.
+        """
+        request = self.request(inputs, wanted)
+        stream = self.channel.join(request, receive) if self.streams_text(inputs) else None
+        if stream is not None and NEW_TOKENS not in wanted:
+            request.outputs.add(name=NEW_TOKENS)
         try:
-            yield
+            with closing(self.server.ask(request)) as reply:
+                yield reply, stream
         finally:
             if stream is not None:
                 self.channel.leave(stream)
