@@ -136,7 +136,7 @@ class EventStream:
         self._arrivals: list[float] = []
         self._raw: RawText = []
         self._tail = b""
-        self.socket = socket.create_connection((LOOPBACK, port), END_S)
+        self.socket = socket.create_connection((LOOPBACK, port), timeout=END_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(request(self._tokens))
 

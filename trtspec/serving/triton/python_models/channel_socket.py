@@ -19,7 +19,7 @@ VALUE_BYTES = 4
 HEAD_LEN = 2  # the number of a stream and the number of its tokens
 
 
-def read_values(raw: bytes) -> tuple[dict[int, list[int]], int]:
+def read_values(raw: bytes | bytearray) -> tuple[dict[int, list[int]], int]:
     """Return the tokens of each stream in a channel's values, and the number of bytes that these take.
 
     `raw` has for each stream its number, the number of its tokens and the tokens, all int32. Its end may be incomplete.
