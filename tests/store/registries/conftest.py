@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.store.registries.real import running_docker_registry
 from trtspec.store.registries.http_client import Patience
 
 QUICK = Patience(attempts=5, first_pause_s=0.001, longest_pause_s=0.01, read_s=0.5, exchange_s=5, transfer_s=5)
+REAL = replace(QUICK, read_s=10, exchange_s=60, transfer_s=60)  # for real servers, which are slow under load
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.registries.artifacts import DRAFT, TARGET, contents, make_artifact, seal
-from tests.store.registries.conftest import QUICK
+from tests.store.registries.conftest import REAL
 from tests.store.registries.real import skopeo
 from trtspec.core.errors import TrtspecError
 from trtspec.store.artifact import load_manifest, verify_files
@@ -35,24 +35,24 @@ PEAK = "import resource; peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxr
 
 def test_round_trip_and_documents(docker_registry: str, tmp_path: Path) -> None:
     built = make_artifact(tmp_path / "built")
-    pushed = push_artifact(built, f"oci://{docker_registry}/real/tiny:v1", patience=QUICK)
-    again = push_artifact(built, f"oci://{docker_registry}/real/tiny:v1", patience=QUICK)
+    pushed = push_artifact(built, f"oci://{docker_registry}/real/tiny:v1", patience=REAL)
+    again = push_artifact(built, f"oci://{docker_registry}/real/tiny:v1", patience=REAL)
     assert (again.digest, again.sent_bytes) == (pushed.digest, 0)
     pulled = pull_artifact(
-        f"oci://{docker_registry}/real/tiny@{pushed.digest}", lambda *_: tmp_path / "out", patience=QUICK
+        f"oci://{docker_registry}/real/tiny@{pushed.digest}", lambda *_: tmp_path / "out", patience=REAL
     )
     assert contents(pulled.artifact) == contents(built)
-    (listed,) = list_artifacts(f"oci://{docker_registry}/real/tiny", patience=QUICK)
+    (listed,) = list_artifacts(f"oci://{docker_registry}/real/tiny", patience=REAL)
     assert (listed.tag, listed.digest) == ("v1", pushed.digest)
 
 
 def test_chunked_upload_and_mount(docker_registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.store.registries.locations.oci.CHUNK_BYTES", MIB)
     built = make_artifact(tmp_path / "built", seed=7, draft_seed=7)
-    push_artifact(built, f"oci://{docker_registry}/chunks/a:v1", patience=QUICK)
-    mounted = push_artifact(built, f"oci://{docker_registry}/chunks/b:v1", patience=QUICK)
+    push_artifact(built, f"oci://{docker_registry}/chunks/a:v1", patience=REAL)
+    mounted = push_artifact(built, f"oci://{docker_registry}/chunks/b:v1", patience=REAL)
     assert mounted.sent_bytes < 1000
-    pull_artifact(f"oci://{docker_registry}/chunks/b:v1", lambda *_: tmp_path / "out", patience=QUICK)
+    pull_artifact(f"oci://{docker_registry}/chunks/b:v1", lambda *_: tmp_path / "out", patience=REAL)
     assert contents(tmp_path / "out") == contents(built)
 
 
@@ -60,8 +60,8 @@ def test_concurrent_pushes_of_one_tag_leave_one_whole_artifact(docker_registry: 
     address = f"oci://{docker_registry}/race/tiny:v1"
     artifacts = [make_artifact(tmp_path / f"built{number}", MIB + number, draft_seed=number) for number in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        pushed = list(pool.map(lambda root: push_artifact(root, address, patience=QUICK), [*artifacts, *artifacts]))
-    pulled = pull_artifact(address, lambda *_: tmp_path / "out", patience=QUICK)
+        pushed = list(pool.map(lambda root: push_artifact(root, address, patience=REAL), [*artifacts, *artifacts]))
+    pulled = pull_artifact(address, lambda *_: tmp_path / "out", patience=REAL)
     assert pulled.digest in {each.digest for each in pushed}
     assert contents(pulled.artifact) in [contents(root) for root in artifacts]
 
@@ -121,21 +121,21 @@ def check_is_whole(root: Path) -> None:
 def check_tag_is_whole(address: str, out: Path) -> None:
     """Pull a tag in this process: it is absent or a whole artifact."""
     with suppress(RegistryError):  # the tag does not exist yet
-        pull_artifact(address, lambda *_: out, patience=QUICK)
+        pull_artifact(address, lambda *_: out, patience=REAL)
 
 
 def test_flipped_bit_in_the_registrys_storage_is_refused(
     docker_registry: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     built = make_artifact(tmp_path / "built", seed=11, draft_seed=11)
-    push_artifact(built, f"oci://{docker_registry}/flipped/tiny:v1", patience=QUICK)
+    push_artifact(built, f"oci://{docker_registry}/flipped/tiny:v1", patience=REAL)
     digest = hashlib.sha256((built / DRAFT).read_bytes()).hexdigest()
     stored, *_ = tmp_path_factory.getbasetemp().glob(f"registry*/data/docker/registry/v2/blobs/sha256/*/{digest}/data")
     data = bytearray(stored.read_bytes())
     data[12345] ^= 4
     stored.write_bytes(data)
     with pytest.raises(TrtspecError, match="is not the promised file"):
-        pull_artifact(f"oci://{docker_registry}/flipped/tiny:v1", lambda *_: tmp_path / "out", patience=QUICK)
+        pull_artifact(f"oci://{docker_registry}/flipped/tiny:v1", lambda *_: tmp_path / "out", patience=REAL)
     assert not (tmp_path / "out").exists()
 
 
@@ -175,7 +175,7 @@ def test_oras_reads_what_was_pushed(docker_registry: str, tmp_path: Path) -> Non
     client = pytest.importorskip("oras.client", reason="ORAS' Python client is not installed")
     schemas, jsonschema = pytest.importorskip("oras.schemas"), pytest.importorskip("jsonschema")
     built = make_artifact(tmp_path / "built", seed=31)
-    push_artifact(built, f"oci://{docker_registry}/peers/oras:v1", patience=QUICK)
+    push_artifact(built, f"oci://{docker_registry}/peers/oras:v1", patience=REAL)
     oras = client.OrasClient(hostname=docker_registry, insecure=True)
     jsonschema.validate(oras.get_manifest(f"{docker_registry}/peers/oras:v1"), schemas.manifest)
     oras.pull(target=f"{docker_registry}/peers/oras:v1", outdir=str(tmp_path / "out"))
@@ -185,7 +185,7 @@ def test_oras_reads_what_was_pushed(docker_registry: str, tmp_path: Path) -> Non
 def test_skopeo_copies_what_was_pushed_to_layouts_and_back(docker_registry: str, tmp_path: Path) -> None:
     """The library of Podman and CRI-O reads the registry's artifact and both kinds of our layouts."""
     built = make_artifact(tmp_path / "built", seed=41)
-    pushed = push_artifact(built, f"oci://{docker_registry}/peers/skopeo:v1", patience=QUICK)
+    pushed = push_artifact(built, f"oci://{docker_registry}/peers/skopeo:v1", patience=REAL)
     skopeo("copy", "--src-tls-verify=false", f"docker://{docker_registry}/peers/skopeo:v1", f"oci:{tmp_path}/copy:v1")
     skopeo("copy", f"oci:{tmp_path}/copy:v1", f"oci-archive:{tmp_path}/copy.tar:v1")
     for kind, source in (("oci", "layout"), ("oci-archive", "layout.tar")):
@@ -200,6 +200,6 @@ def test_skopeo_copies_what_was_pushed_to_layouts_and_back(docker_registry: str,
     addresses += [f"oci://{docker_registry}/back/{kind}:v1" for kind in ("oci", "oci-archive")]
     for number, address in enumerate(addresses):
         out = tmp_path / f"out{number}"
-        pulled = pull_artifact(address, lambda *_, out=out: out, patience=QUICK)
+        pulled = pull_artifact(address, lambda *_, out=out: out, patience=REAL)
         assert pulled.manifest == pushed.manifest
         assert contents(out) == contents(built)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.store.registries.artifacts import DRAFT, TARGET, contents, make_artifact, seal
-from tests.store.registries.conftest import QUICK as NO_DELAY
+from tests.store.registries.conftest import REAL
 from tests.store.registries.double import Fault
 from tests.store.registries.faulty import FaultyProxy, running_proxy
 from tests.store.registries.s3_servers import SECRET, USER, rclone, running_rclone, running_swift
@@ -36,7 +36,7 @@ from trtspec.store.registries.repository import Opening, open_location
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
 BUCKET = "artifacts"
 MIB = 1 << 20
-QUICK = replace(NO_DELAY, read_s=3, exchange_s=30, transfer_s=30)  # real servers take their time under load
+QUICK = replace(REAL, read_s=3)
 
 
 @pytest.fixture(scope="module", params=["swift", "rclone"])
@@ -158,6 +158,42 @@ def test_interrupted_upload_sends_only_the_missing_parts(
     assert only(bucket, "parts/") == []
     pulled = pull_artifact(address, lambda *_: tmp_path / "out")
     assert contents(pulled.artifact) == contents(large)
+
+
+def test_upload_whose_id_was_never_kept_is_aborted(bucket: Any, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may be killed between the service's reply and the state's file."""
+    address, keep = f"s3://{BUCKET}/unkept/large:v1", s3._MultipartUpload._keep
+
+    def crash(self: object) -> None:
+        raise OSError("a crash")
+
+    monkeypatch.setattr(s3._MultipartUpload, "_keep", crash)
+    with pytest.raises(OSError, match="a crash"):
+        push_artifact(large, address)
+    assert len(only(bucket, "unkept/")) == 1
+    monkeypatch.setattr(s3._MultipartUpload, "_keep", keep)
+    push_artifact(large, address)
+    assert only(bucket, "unkept/") == []
+
+
+def test_pushers_of_one_file_end_each_others_uploads(
+    bucket: Any, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first whole object serves all: the other pushers find their upload ended, and the object in place."""
+    address, send = f"s3://{BUCKET}/together/large:v1", s3.S3Repository.send
+    pushed = []
+
+    def overtaken(self: s3.S3Repository, operation: str, arguments: dict[str, Any], *rest: Any) -> Any:
+        if operation == "upload_part" and arguments["PartNumber"] == 2 and not pushed:
+            pushed.append("")
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(push_artifact, large, address).result()
+        return send(self, operation, arguments, *rest)
+
+    monkeypatch.setattr(s3.S3Repository, "send", overtaken)
+    push_artifact(large, address)
+    assert only(bucket, "together/") == []
+    assert contents(pull_artifact(address, lambda *_: tmp_path / "out").artifact) == contents(large)
 
 
 @pytest.mark.slow

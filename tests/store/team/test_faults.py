@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import pytest
 
-from tests.store.registries.conftest import QUICK
+from tests.store.registries.conftest import QUICK, REAL
 from tests.store.registries.double import Fault, Registry
 from tests.store.registries.test_real import is_killed_after
 from tests.store.team.conftest import Machines
@@ -190,7 +190,7 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Machines:
     if request.param == "file":
         return Machines(tmp_path, f"file:{tmp_path}/team")
     host = request.getfixturevalue("docker_registry")
-    return Machines(tmp_path, f"oci://{host}/faults/{tmp_path.name.lower()}")
+    return Machines(tmp_path, f"oci://{host}/faults/{tmp_path.name.lower()}", REAL)
 
 
 def test_concurrent_writers_of_one_key_and_of_others(anywhere: Machines) -> None:

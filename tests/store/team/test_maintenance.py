@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from tests.store.registries.conftest import QUICK
+from tests.store.registries.conftest import QUICK, REAL
 from tests.store.registries.double import Fault, Registry
 from tests.store.team.conftest import Machines
 from trtspec.core.errors import TrtspecError
@@ -81,6 +81,7 @@ def test_removal_beside_a_writer_publishes_nothing_incomplete(
 
 def test_removal_on_a_real_registry(docker_registry: str, machines: Machines) -> None:
     address = f"oci://{docker_registry}/team/removal"
+    machines.patience = REAL
     for text in "ab":
         machines.store("one", address=address).obtain(machines.step(text))
     assert len(list_remote(address, ignore)) == 2

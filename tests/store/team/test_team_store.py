@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import pytest
 
+from tests.store.registries.conftest import REAL
 from tests.store.registries.s3_servers import SECRET, USER, running_rclone
 from tests.store.team.conftest import Machines
 from tests.store.writing import Append, Write, count, fail, leftovers, overwrite
@@ -35,7 +36,7 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Machines:
     if request.param == "file":
         return Machines(tmp_path, f"file:{tmp_path}/team")
     host = request.getfixturevalue("docker_registry")
-    return Machines(tmp_path, f"oci://{host}/team/{tmp_path.name.lower()}")
+    return Machines(tmp_path, f"oci://{host}/team/{tmp_path.name.lower()}", REAL)
 
 
 @dataclass(frozen=True)

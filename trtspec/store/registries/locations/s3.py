@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -146,7 +147,7 @@ class S3Repository:
         digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
         descriptor = dump({"mediaType": IMAGE_MANIFEST, "digest": digest, "size": len(manifest)})
         self._put(f"{self._prefix}tags/{tag or self.reference}", descriptor)
-        self._abort_old_uploads()
+        self.abort_uploads(f"{self._prefix}blobs/sha256/", before=time.time() - SESSION_DAYS * 86400)
 
     def attach(self, manifest: bytes, subject: str) -> None:
         self.upload_bytes(manifest)
@@ -274,19 +275,21 @@ class S3Repository:
     def _blob_key(self, digest: str) -> str:
         return f"{self._prefix}blobs/sha256/{digest.removeprefix('sha256:')}"
 
-    def _abort_old_uploads(self) -> None:
-        """Abort the uploads of blobs that were interrupted long ago; their parts take space and are not listed."""
+    def abort_uploads(self, prefix: str, *, before: float = math.inf) -> None:
+        """Abort uploads that began before a time, in seconds since the epoch; their parts take space unlisted."""
         with suppress(TrtspecError):
-            found = self.call("list_multipart_uploads", Prefix=f"{self._prefix}blobs/sha256/")
+            found = self.call("list_multipart_uploads", Prefix=prefix)
             for each in found.get("Uploads", []):
-                if time.time() - each["Initiated"].timestamp() > SESSION_DAYS * 86400:
+                if each["Initiated"].timestamp() < before:
                     self.call("abort_multipart_upload", Key=each["Key"], UploadId=each["UploadId"])
 
 
 class _MultipartUpload:
     """The upload of a large file in parts of whole segments, several at once, with a state that survives a crash.
 
-    The state has the upload's id and the ETag and SHA-256 of each part that the service has confirmed.
+    The state has the upload's id and the ETag and SHA-256 of each part that the service has confirmed. Once the object
+    exists, other uploads of it are aborted: a process that was killed before it kept an id, and other pushers, which
+    then find the object.
     """
 
     def __init__(self, repository: S3Repository, source: BlobSource, key: str, session: UploadSession) -> None:
@@ -296,7 +299,7 @@ class _MultipartUpload:
         begins = range(0, size, self._part_bytes)
         self._parts = {1 + number: (begin, min(begin + self._part_bytes, size)) for number, begin in enumerate(begins)}
         self._sent: dict[int, tuple[str, str]] = {}  # ETag and SHA-256 in base64, by part
-        self._id, self._has_checksums = "", False
+        self._id, self._has_checksums, self._is_ended = "", False, False
         self._lock = Lock()
 
     def run(self) -> None:
@@ -365,16 +368,22 @@ class _MultipartUpload:
         return base64.b64encode(digest.digest()).decode()
 
     def _send(self, number: int) -> None:
+        if self._is_ended:
+            return
         sha256 = self._sha256(number)
         begin, end = self._parts[number]
         arguments = {"Key": self._key, "UploadId": self._id, "PartNumber": number}
-        reply = self._repository.send(
-            "upload_part",
-            arguments,
-            base64.b64decode(sha256),
-            lambda: self._source.segment_pieces(begin, end),
-            end - begin,
-        )
+        try:
+            reply = self._repository.send(
+                "upload_part",
+                arguments,
+                base64.b64decode(sha256),
+                lambda: self._source.segment_pieces(begin, end),
+                end - begin,
+            )
+        except Absent:
+            self._is_ended = True
+            return
         if not (etag := reply.headers.get("etag", "")):
             raise RegistryError("the service confirmed a part without an ETag", where=self._repository.label)
         with self._lock:
@@ -389,14 +398,16 @@ class _MultipartUpload:
         ]
         arguments = {"Key": self._key, "UploadId": self._id, "MultipartUpload": {"Parts": parts}}
         size = self._source.record.size
-        with suppress(Absent):  # an earlier request completed it, and its reply was lost
-            self._repository.call("complete_multipart_upload", **arguments)
+        if not self._is_ended:
+            with suppress(Absent):  # another pusher, or an earlier request whose reply was lost, completed it
+                self._repository.call("complete_multipart_upload", **arguments)
         digest = f"sha256:{self._key.rpartition('/')[2]}"
         if not self._repository.has_blob(digest, size):
             self._session.forget()
             raise RegistryError(
-                "the service completed an upload, but lacks the object", where=self._repository.label, hint="push again"
+                "the service ended an upload, but lacks the object", where=self._repository.label, hint="push again"
             )
+        self._repository.abort_uploads(self._key)
 
 
 class S3Service:
@@ -463,6 +474,8 @@ class S3Service:
             except Broken as error:
                 attempts.failed(error)
                 continue
+            if reply.status == NOT_FOUND and code == "NoSuchUpload":
+                raise Absent
             if reply.status != OK:
                 message = f"a file was not accepted: {_reason(reply.status, code)}"
                 raise RegistryError(message, where=self._label, hint=ACCESS_HINT)
