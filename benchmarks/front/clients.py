@@ -102,7 +102,7 @@ class Received:
             self._wait(np.array(arrivals) - load.times[stream, :steps])
 
     def read_merged(self, load: Load) -> None:
-        """Add the latencies of the steps in merged events, which the texts of the events tell apart."""
+        """Add the latencies of the steps in merged events, which are found by the lengths of the texts."""
         for raw, times in self.unread:
             self._wait(step_arrivals(raw, load)[: len(times)] - times)
         self.unread = []

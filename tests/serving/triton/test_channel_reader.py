@@ -15,7 +15,7 @@ import pytest
 from tests.serving.gateway.scripted import TIMEOUT_S, Scripted, final, scripted
 from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.python_models import channel_reader
-from trtspec.serving.triton.python_models.channel_reader import ChannelReader
+from trtspec.serving.triton.python_models.channel_reader import ChannelReader, ReceivedStream
 from trtspec.serving.triton.python_models.grpc_client import LocalServerClient, ModelError, infer_request
 from trtspec.serving.triton.python_models.token_channel import pack_counts
 
@@ -144,3 +144,29 @@ def test_model_without_a_channel_sends_ordinary_responses(why: str, monkeypatch:
         assert ask(client, reader, []) is None
         assert server.opened == (0 if why == "no channels" else 1)
         assert all(server.plain)
+
+
+def test_stream_of_an_ended_channel_does_not_leave_the_next_one() -> None:
+    with reading() as (server, _, reader):
+        server.text = lambda _: iter([final(total=0)])
+
+        def joined() -> tuple[ReceivedStream, Received]:
+            request = infer_request("tensorrt_llm", [("input_ids", np.array([[1]], np.int32))], ["output_ids"])
+            received: Received = []
+            stream = reader.join(request, lambda ids, counts: received.append((ids, counts)))
+            assert stream
+            return stream, received
+
+        old, _ = joined()
+        at_socket(server).close()
+        server.end_channel()
+        with pytest.raises(ModelError):
+            old.wait_for(1)
+        new, received = joined()
+        assert (server.opened, new.number) == (2, old.number)
+        reader.leave(old)
+        at_socket(server)
+        deliver(server, new.number, [1], Stats())
+        new.wait_for(1)
+        assert received == [([1], Stats())]
+        reader.leave(new)

@@ -7,6 +7,7 @@ model without channels, or one whose socket cannot be reached, sends the tokens 
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import select
 import socket
@@ -120,7 +121,7 @@ class _OpenChannel:
     def __init__(self, server: LocalServerClient, model: str) -> None:
         self._name = secrets.token_hex(16)
         self._streams: dict[int, ReceivedStream] = {}
-        self._next = 0
+        self._numbers = itertools.count()
         self.is_ready = threading.Event()
         self.is_over = False
         request = infer_request(model, INPUTS, ["output_ids"])
@@ -130,7 +131,7 @@ class _OpenChannel:
         threading.Thread(target=self._run, name="token channel", daemon=True).start()
 
     def join(self, request: Any, receive: ReceiveFn) -> ReceivedStream:
-        self._next = number = (self._next + 1) % STREAM_NUMBERS
+        number = next(self._numbers) % STREAM_NUMBERS  # from several threads
         request.parameters[CHANNEL_PARAMETER].string_param = self._name
         request.parameters[STREAM_PARAMETER].int64_param = number
         request.parameters[COUNTS_PARAMETER].bool_param = True
@@ -140,7 +141,8 @@ class _OpenChannel:
         return stream
 
     def leave(self, stream: ReceivedStream) -> None:
-        self._streams.pop(stream.number, None)
+        if self._streams.get(stream.number) is stream:  # another channel has the same numbers
+            del self._streams[stream.number]
 
     def close(self) -> None:
         self._closed.set()
@@ -162,7 +164,10 @@ class _OpenChannel:
                 stream.end()
 
     def _follow(self, responses: ResponseStream) -> socket.socket | None:
-        """Deliver the tokens in responses until the model moves to the socket, and return that; None if it ends."""
+        """Deliver the tokens in responses until the model moves to the socket.
+
+        Returns the socket's connection, None if the channel ends before.
+        """
         connection = None
         for response, _ in responses:
             found, _ = read_values(response.raw_output_contents[0]) if response.raw_output_contents else ({}, 0)

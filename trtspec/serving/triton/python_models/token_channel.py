@@ -12,8 +12,9 @@ A channel's response has one tensor, `output_ids` [1, 1, n]: for each stream its
 and the tokens.
 
 A client on the same machine gets the same values by a socket (`channel_socket`), which costs a hundredth of a response.
-The values of stream CONTROL in a response say how: the socket is open (LISTENS), and once the client has connected, all
-further tokens come by the socket (MOVED). Tokens that the socket cannot take at once wait in the model's process.
+The values of stream CONTROL in a response are its states: the socket is open (LISTENS), and once the client has
+connected, all further tokens come by the socket (MOVED). Tokens that the socket cannot take at once wait in the model's
+process.
 
 A request with the parameter `trtspec_counts` has its token and draft counts in each step, before the tokens.
 """
@@ -96,7 +97,7 @@ class _Channel:
         self._is_closed = False
 
     def add(self, values: Sequence[int]) -> None:
-        """Add values; a part of a step is sent at once, so that the client works on it beside this process."""
+        """Add values; a part of a step is sent immediately, so that both processes work at the same time."""
         with self._lock:
             self._values += values
             is_part = len(self._values) >= PART_VALUES and self._socket is not None
@@ -104,7 +105,7 @@ class _Channel:
             self.flush()
 
     def listen(self, name: str) -> None:
-        """Open the channel's socket and tell the client."""
+        """Open the channel's socket and announce it to the client."""
         self._listener = listen(name)
         if self._listener is not None:
             self._respond([CONTROL, 1, LISTENS])
