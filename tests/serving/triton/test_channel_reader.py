@@ -23,9 +23,9 @@ Received = list[tuple[list[int], Stats]]
 
 
 @contextmanager
-def reading(*, moves: bool = True) -> Iterator[tuple[Scripted, LocalServerClient, ChannelReader]]:
+def reading() -> Iterator[tuple[Scripted, LocalServerClient, ChannelReader]]:
     with scripted() as (server, address):
-        server.moves = moves
+        server.moves = True
         client = LocalServerClient(address)
         reader = ChannelReader(client, "tensorrt_llm")
         with closing(client), closing(reader):
@@ -170,3 +170,23 @@ def test_stream_of_an_ended_channel_does_not_leave_the_next_one() -> None:
         new.wait_for(1)
         assert received == [([1], Stats())]
         reader.leave(new)
+
+
+def test_channel_without_streams_is_closed_and_the_next_stream_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_reader, "IDLE_POLL_S", 0.05)
+    with reading() as (server, client, reader):
+
+        def text(stream: int) -> Iterator[Any]:
+            at_socket(server)
+            time.sleep(0.3)  # longer than a channel without streams stays open
+            deliver(server, stream, [1], Stats())
+            yield final(total=1)
+
+        server.text = text
+        for opened in (1, 2):
+            assert ask(client, reader, []) == 1
+            assert server.opened == opened
+            deadline = time.monotonic() + TIMEOUT_S
+            while reader._open is not None and not reader._open.is_over and time.monotonic() < deadline:
+                time.sleep(0.01)
+            server.end_channel()

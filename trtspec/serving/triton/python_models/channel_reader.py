@@ -29,9 +29,11 @@ from trtspec.serving.triton.python_models.grpc_client import (
     ResponseStream,
     infer_request,
 )
+from trtspec.serving.triton.python_models.interruptions import PollingThread
 from trtspec.serving.triton.python_models.token_channel import CONTROL, LISTENS, MOVED, STREAM_NUMBERS, unpack_counts
 
 READ_BYTES = 1 << 18
+IDLE_POLL_S = 1.0
 REFUSED_FOR_S = 60.0  # time until a channel that the model did not open is tried again
 OPENS_S = 5.0  # time for the model to open a channel
 MISSING_S = 60.0  # time for tokens that the model has sent before a text's last response
@@ -74,27 +76,40 @@ class ReceivedStream:
                 raise ModelError("the server ended the response early", "UNAVAILABLE")
 
 
-class ChannelReader:
-    """Reads the channel of one model, which it opens for the first stream; thread-safe."""
+class ChannelReader(PollingThread):
+    """Reads the channel of one model, which it opens for the first stream; thread-safe.
+
+    A channel without streams is closed after a while, because a server waits for open requests before it exits.
+    """
 
     def __init__(self, server: LocalServerClient, model: str) -> None:
         self._server, self._model = server, model
-        self._lock = threading.Lock()
         self._has_channels: bool | None = None  # unknown
         self._refused_at = float("-inf")
         self._open: _OpenChannel | None = None
+        super().__init__("idle token channel", IDLE_POLL_S)
 
     def join(self, request: Any, receive: ReceiveFn) -> ReceivedStream | None:
         """Make a request send its tokens to `receive`; None if the model has no channel for them."""
-        channel = self._opened()
-        return None if channel is None else channel.join(request, receive)
+        for _ in range(2):  # the first channel may have just been closed
+            channel = self._opened()
+            if channel is None or (stream := channel.join(request, receive)) is not None:
+                return None if channel is None else stream
+        return None
 
     def leave(self, stream: ReceivedStream) -> None:
         channel = self._open
         if channel is not None:
             channel.leave(stream)
 
+    def poll(self) -> None:
+        """Close the channel if it had no stream at this poll and the one before."""
+        with self._lock:
+            if self._open is not None and self._open.is_idle():
+                self._open.close()
+
     def close(self) -> None:
+        super().close()
         with self._lock:
             self._has_channels = False
             if self._open is not None:
@@ -123,22 +138,33 @@ class _OpenChannel:
         self._streams: dict[int, ReceivedStream] = {}
         self._numbers = itertools.count()
         self.is_ready = threading.Event()
-        self.is_over = False
+        self.is_over = self._was_idle = False
+        self._lock = threading.Lock()
         request = infer_request(model, INPUTS, ["output_ids"])
         request.parameters[CHANNEL_PARAMETER].string_param = self._name
         self._responses = server.ask(request, timeout_s=None)
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="token channel", daemon=True).start()
 
-    def join(self, request: Any, receive: ReceiveFn) -> ReceivedStream:
+    def join(self, request: Any, receive: ReceiveFn) -> ReceivedStream | None:
+        """Return the stream of a request, None if the channel is over."""
         number = next(self._numbers) % STREAM_NUMBERS  # from several threads
         request.parameters[CHANNEL_PARAMETER].string_param = self._name
         request.parameters[STREAM_PARAMETER].int64_param = number
         request.parameters[COUNTS_PARAMETER].bool_param = True
-        stream = self._streams[number] = ReceivedStream(number, receive)
-        if self.is_over:
-            stream.end()
+        with self._lock:
+            if self.is_over:
+                return None
+            self._was_idle = False
+            stream = self._streams[number] = ReceivedStream(number, receive)
         return stream
+
+    def is_idle(self) -> bool:
+        """Return True, and end the channel, if it has no stream now and had none at the last call."""
+        with self._lock:
+            was_idle, self._was_idle = self._was_idle, not self._streams
+            self.is_over = self.is_over or (was_idle and self._was_idle)
+            return self.is_over
 
     def leave(self, stream: ReceivedStream) -> None:
         if self._streams.get(stream.number) is stream:  # another channel has the same numbers
@@ -157,7 +183,8 @@ class _OpenChannel:
         except TrtspecError:  # the requests themselves fail too, with their own errors
             pass
         finally:
-            self.is_over = True
+            with self._lock:
+                self.is_over = True
             self.is_ready.set()
             self._responses.close()
             for stream in [*self._streams.values()]:
