@@ -234,7 +234,7 @@ def verify(
         skip=check_gate_names(skip_gates),
         report=_as_path(report),
         reread=rehash,
-        expected=parse_expected(manifest) if manifest else "",
+        expected=parse_expected(manifest),
         on_progress=on_progress,
         on_unwritten=on_unwritten,
     )
@@ -311,7 +311,7 @@ def push(
     from trtspec.store.artifact import parse_expected
     from trtspec.store.registries.push import push_artifact
 
-    expected = parse_expected(manifest) if manifest else ""
+    expected = parse_expected(manifest)
     return push_artifact(Path(artifact), location, expected=expected, on_progress=on_progress)
 
 
@@ -341,7 +341,7 @@ def sign(
 
     if bool(key) == (keyless or bool(identity_token)):
         raise TrtspecError("sign either with --key or with --keyless", hint="see docs/signatures.md")
-    expected = parse_expected(manifest) if manifest else ""
+    expected = parse_expected(manifest)
     signer = load_signer(key) if key else open_keyless_signer(identity_token)
     if isinstance(artifact, str) and is_location(artifact):
         if location:
@@ -363,7 +363,7 @@ def verify_signature(
     from trtspec.store.registries.repository import is_location
     from trtspec.store.signatures.policy import load_policy
 
-    loaded, expected = load_policy(policy), parse_expected(manifest) if manifest else ""
+    loaded, expected = load_policy(policy), parse_expected(manifest)
     if isinstance(artifact, str) and is_location(artifact):
         return check_location(artifact, loaded, expected)
     return check_directory(Path(artifact), loaded, expected)
@@ -390,7 +390,7 @@ def pull(
     from trtspec.store.signatures.policy import find_policy
 
     place = by_name if out is None else lambda manifest, digest: Path(out)
-    expected = parse_expected(manifest) if manifest else ""
+    expected = parse_expected(manifest)
     return pull_artifact(location, place, expected=expected, policy=find_policy(signature), on_progress=on_progress)
 
 
@@ -443,7 +443,7 @@ def deploy(
     from trtspec.store.artifact import parse_expected
     from trtspec.store.signatures.policy import find_policy
 
-    expected = parse_expected(manifest) if manifest else ""
+    expected = parse_expected(manifest)
     place, expected, source = obtain_artifact(
         artifact, target, expected, policy=find_policy(signature), on_progress=on_progress
     )
@@ -458,7 +458,7 @@ def deploy(
         drain_s=drain_s,
         skip_gates=tuple(sorted(check_gate_names(skip_gates))),
         manifest=expected,
-        trusted_report=parse_expected(trust_report, "--trust-report") if trust_report else "",
+        trusted_report=parse_expected(trust_report, "--trust-report"),
         shares=tuple(canary),
         shadow=shadow,
         settings=dict(settings or {}),

@@ -14,7 +14,7 @@ from benchmarks.upstream.published import PublishedRelease, published_releases
 from benchmarks.upstream.syntax import Field
 from benchmarks.upstream.tables import Facts, Table, load_table
 from benchmarks.upstream.wheel import Sources
-from trtspec.backends.common.trtllm_versions import find_version_spec, version_specs
+from trtspec.backends.common.trtllm_versions import ApiSpec, find_version_spec, version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.versions import fact_names
 from trtspec.backends.vllm.versions import FACTS as VLLM_FACTS
@@ -109,12 +109,20 @@ def _known_edge_llm() -> dict[str, Facts]:
     }
 
 
+def fields_by_type(api: ApiSpec, version: str) -> dict[str, set[str]]:
+    """Return the fields of each decoding type that exist in a version; several methods may have the same type."""
+    found: dict[str, set[str]] = {}
+    for method, decoding_type in api.methods.items():
+        found.setdefault(decoding_type.name, set()).update(api.fields(method, version))
+    return found
+
+
 def _known_tensorrt_llm() -> dict[str, Facts]:
     """Return the facts of the known releases, and of recorded ones, which are planned like the nearest known one."""
     versions = {release.version for spec in version_specs().values() for release in spec.releases}
     found: dict[str, Facts] = {}
     for version in versions | published_releases().keys():
-        kinds = find_version_spec(version).api.fields_by_type(version)
+        kinds = fields_by_type(find_version_spec(version).api, version)
         fields = {f"{kind}.{field}" for kind, names in kinds.items() for field in names}
         found[version] = {"decoding_types": {*kinds}, "fields": fields}
     return found

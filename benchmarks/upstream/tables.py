@@ -27,24 +27,24 @@ class Table:
     Attributes:
         head: its comment.
         sources: by release the wheel, its sha256, and the date on which the release appeared on the index.
-        releases: further data of each release, such as container tags.
+        containers: tags of the Triton containers that ship a release, for releases that have any.
         facts: names by release and fact.
     """
 
     head: str
     sources: dict[str, dict[str, Any]]
-    releases: dict[str, list[str]]
+    containers: dict[str, list[str]]
     facts: dict[str, Facts] = field(default_factory=dict)
 
     def render(self) -> str:
         """Return the text of the data file; raise ValueError if a fact cannot be written as ranges of releases."""
         versions = sorted(self.facts, key=Version)
         lines = [self.head, "sources:"]
-        lines += [f"  {version}: {_source(self.sources[version])}" for version in versions if version in self.sources]
-        lines.append("releases:")
-        for version in versions:
-            tags = ", ".join(f'"{tag}"' for tag in self.releases.get(version, ()))
-            lines.append(f"  {version}: [{tags}]")
+        lines += [f"  {version}: {_source(self.sources[version])}" for version in versions]
+        lines += ["containers:"] * bool(self.containers)
+        for version, tags in self.containers.items():
+            quoted = ", ".join(f'"{tag}"' for tag in tags)
+            lines.append(f"  {version}: [{quoted}]")
         for fact in self.facts[versions[0]]:
             lines.append(f"{fact}:")
             for span, names in spans(self.facts, fact).items():
@@ -58,7 +58,7 @@ def load_table(path: Path, facts: tuple[str, ...]) -> Table:
     by_release = facts_by_release(document, facts)
     found = {version: {fact: set(names) for fact, names in each.items()} for version, each in by_release.items()}
     head = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
-    return Table(head, dict(document.get("sources") or {}), document["releases"], found)
+    return Table(head, dict(document["sources"]), document.get("containers", {}), found)
 
 
 def spans(facts: Mapping[str, Facts], fact: str) -> dict[str, list[str]]:

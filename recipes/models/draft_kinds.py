@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be trained to draft for the quickstart target: of each method a net, and the config.json that goes with it.
+"""Drafters that can be trained for the quickstart target: a net for each method, with its config.json.
 
 The sizes are chosen for a CPU, where a draft step has to be cheap and the files are committed.
 """

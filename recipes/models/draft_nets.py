@@ -2,11 +2,12 @@
 """The nets that draft from a target's hidden states, as they are trained: Medusa's heads, the recurrent drafter, and
 the layers of EAGLE and EAGLE-3.
 
-All answer one question: with the tokens up to t + 1 known and the target's hidden states up to t, what comes next?
-`net(tokens, hidden_states)` returns `net.steps` logits [batch, tokens - steps, draft vocabulary]; those of step s at
-position t are for the token at t + 2 + s. `hidden_states` are transformers' (the embeddings, then every layer's output,
-the last of them after the final norm), and `net.vocab` picks the draft vocabulary out of the target's. Parameters and
-persistent buffers are named as in the published checkpoints of each method; what is the target's is not saved.
+All predict the next tokens from the tokens up to t + 1 and the target's hidden states up to t.
+`net(tokens, hidden_states)` returns `net.steps` logits [batch, tokens - steps, draft vocabulary]; the logits of step s
+at position t are for the token at t + 2 + s. `hidden_states` are transformers' (the embeddings, then every layer's
+output, the last of them after the final norm), and `net.vocab` picks the draft vocabulary out of the target's.
+Parameters and persistent buffers are named as in the published checkpoints of each method; what is the target's is not
+saved.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class MedusaHeads(nn.ModuleList):
 
 
 class RecurrentDrafter(nn.Module):
-    """Remembers the drafted tokens in a recurrent state, and reads it beside the target's last hidden state."""
+    """Keeps the drafted tokens in a recurrent state, and reads it together with the target's last hidden state."""
 
     vocab = slice(None)
 
@@ -97,7 +98,7 @@ class DraftAttention(nn.Module):
     def forward(self, x: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
         """Return [batch, positions, hidden] for `x` [batch, positions, width] and add its keys and values.
 
-        `keys[s]` and `values[s]` [batch, heads, positions, head_dim] are those of step s; the chain that began at
+        `keys[s]` and `values[s]` [batch, heads, positions, head_dim] belong to step s; the chain that began at
         position t sees step 0 up to t, and of every later step its own entry only.
         """
         count, step = x.shape[1], len(keys)
@@ -163,7 +164,7 @@ class EagleNet(nn.Module):
 
 
 class Midlayer(DraftLayer):
-    """EAGLE-3's decoder layer: attention reads the next token's embedding beside the hidden state, both normed."""
+    """EAGLE-3's decoder layer: attention reads the next token's embedding and the hidden state, both normed."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config, 2 * config.hidden_size)

@@ -3,7 +3,7 @@
 
     python recipes/models/slices.py --but recipes/prompts/quickstart.jsonl > slices.jsonl
 
-None of them begins as a prompt of `--but` does: those judge the draft.
+No slice begins like a prompt of `--but`, because those prompts evaluate the draft.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from corpus import WRITERS
 
 KINDS, EACH, SEED = ("log", "json", "code"), 200, 77
 LENGTHS = 70, 180  # characters
-LEAST, ALIKE = 60, 60  # characters of a prompt, and of what two begin with alike, blanks not counted
+LEAST, ALIKE = 60, 60  # characters of a prompt, and of a common beginning of two, without blanks
 
 
 def squeezed(text: str) -> str:

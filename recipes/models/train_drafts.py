@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train what drafts for the quickstart target on its own hidden states: one of the nets of draft_kinds.py.
+"""Train a drafter for the quickstart target on the target's hidden states: one of the nets of draft_kinds.py.
 
     python recipes/models/train_drafts.py eagle3 --models recipes/models \\
         --prompts recipes/prompts/quickstart.jsonl --cache /tmp/continuations.pt --steps 500
@@ -92,7 +92,7 @@ def distil(net: nn.Module, target: LlamaForCausalLM, rows: Rows, steps: int) -> 
 
 
 def save(net: nn.Module, config: dict[str, object], file: Path) -> None:
-    """Write the tensors of `net` to `file`, in bf16 where they are not ids, and `config` beside it."""
+    """Write the tensors of `net` to `file`, in bf16 unless they are ids, and `config` next to it."""
     file.parent.mkdir(exist_ok=True)
     state = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in net.state_dict().items()}
     save_file(state, file, metadata={"format": "pt"})

@@ -77,7 +77,7 @@ def engine(tmp_path: Path) -> Engine:
     """SGLang with a data file that knows release 0.5.1, which equals the wheel of SGLANG."""
     path = tmp_path / "versions.yaml"
     path.write_text(
-        "# head\nsources:\nreleases:\n  0.5.1: []\n"
+        f"# head\nsources:\n  0.5.1: {{wheel: {NAME.format('0.5.1')},\n    sha256: {'0' * 64}}}\n"
         "algorithms:\n  0.5.1..: [EAGLE, NEXTN]\n"
         "fields:\n  0.5.1..: [speculative_algorithm, speculative_mode, speculative_num_steps,\n"
         "    speculative_use_block_verification]\n"
@@ -227,7 +227,7 @@ def test_facts_of_sglang_are_read_and_unchanged_release_is_written(index: IndexD
     assert upstream.write(result, reviewed=False) == "written: 0.5.2"
     assert engine.data
     table = load_table(*engine.data)
-    assert list(table.releases) == ["0.5.1", "0.5.2"]
+    assert list(table.sources) == ["0.5.1", "0.5.2"]
     assert table.facts["0.5.2"] == table.facts["0.5.1"]
     assert table.sources["0.5.2"] == {"wheel": NAME.format("0.5.2"), "sha256": result.reads[0].sha256}
     assert table.head == "# head"
@@ -505,7 +505,7 @@ def test_data_file_is_what_its_table_renders_and_names_a_wheel_for_each_release(
 ) -> None:
     table = load_table(path, facts)
     assert table.render() == path.read_text()
-    assert table.sources.keys() == table.releases.keys()
+    assert table.containers.keys() <= table.sources.keys()
 
 
 def test_readers_name_only_python_members() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from trtspec.core import files
 from trtspec.core.files import (
     UnreadableFile,
     copy_tree,
@@ -190,6 +191,32 @@ def test_write_all_writes_everything_in_short_writes(tmp_path: Path, short_write
     replace_file(tmp_path / "file", bytes(range(200)))
     create_file(tmp_path / "new", bytes(range(200)))
     assert {path.read_bytes() for path in tmp_path.iterdir()} == {bytes(range(200))}
+
+
+def test_sequential_writer_starts_to_write_full_ranges_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges: list[tuple[int, int]] = []
+    monkeypatch.setattr(files, "WRITEBACK_BYTES", 100)
+    monkeypatch.setattr(
+        files, "_sync_file_range", lambda: lambda _, begin, nbytes, flags: ranges.append((begin, nbytes))
+    )
+    data = bytes(range(250))
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(7)
+        writer = files.SequentialWriter(file.fileno(), 7)
+        for begin in range(0, 250, 60):
+            writer.write(memoryview(data)[begin : begin + 60])
+    assert (tmp_path / "file").read_bytes() == bytes(7) + data
+    assert ranges == [(7, 120), (127, 120)]
+    assert writer.position == 257
+
+
+def test_sequential_writer_works_with_the_real_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "WRITEBACK_BYTES", 4096)
+    with (tmp_path / "file").open("wb") as file:
+        files.SequentialWriter(file.fileno()).write(bytes(10_000))
+    assert (tmp_path / "file").read_bytes() == bytes(10_000)
 
 
 def test_write_all_fails_if_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

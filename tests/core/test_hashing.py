@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -200,13 +201,33 @@ def test_digest_and_sha256_come_from_one_reading(paths: list[Path]) -> None:
     assert sum(read) == paths[3].stat().st_size
 
 
-def test_background_digest_equals_the_sequential_one() -> None:
+@pytest.mark.parametrize("with_sha256", [True, False])
+def test_background_digest_equals_the_digests_of_a_file(tmp_path: Path, with_sha256: bool) -> None:
     data = random.Random(7).randbytes(3 * hashing.BLOCK_BYTES + 5)
-    plain, digest = hashing.SequentialDigest(), hashing.BackgroundDigest()
-    plain.update(data)
+    (tmp_path / "file").write_bytes(data)
+    digest = hashing.BackgroundDigest(with_sha256=with_sha256)
     for begin in range(0, len(data), 700_001):
         digest.start(data[begin : begin + 700_001])
     assert digest.position == len(data)
-    found = digest.finished()
+    assert digest.segments == file_segments([tmp_path / "file"])[0]
+    if with_sha256:
+        assert digest.sha256 == hashlib.sha256(data).hexdigest()
     digest.close()
-    assert (found.sha256, found.segments) == (plain.sha256, plain.segments)
+
+
+def test_transfer_buffers_are_reused_only_after_they_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that hashes slowly still sees each piece, while the caller fills the next buffers."""
+    update, data = hashing.SegmentsDigest.update, random.Random(8).randbytes(40_000)
+
+    def slow(self: hashing.SegmentsDigest, piece: memoryview) -> None:
+        time.sleep(0.002)
+        update(self, piece)
+
+    monkeypatch.setattr(hashing, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(hashing.SegmentsDigest, "update", slow)
+    digest = hashing.BackgroundDigest()
+    for begin, buffer in zip(range(0, len(data), 1000), hashing.new_buffers(), strict=False):
+        buffer[:] = data[begin : begin + 1000]
+        digest.start(buffer)
+    assert (digest.segments, digest.sha256) == (hashing.bytes_segments(data), hashlib.sha256(data).hexdigest())
+    digest.close()

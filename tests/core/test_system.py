@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -133,22 +132,3 @@ def test_sigterm_is_an_interrupt_only_within_the_block() -> None:
     with pytest.raises(KeyboardInterrupt), processes.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [("max", 4_000_000 * 1024), ("3000000000", 3_000_000_000), ("9000000000", 4_000_000 * 1024)],
-)
-def test_available_memory_is_limited_by_the_machine_and_the_cgroup(tmp_path: Path, limit: str, expected: int) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal:  8000000 kB\nMemAvailable:    4000000 kB\n")
-    (tmp_path / "proc/self/cgroup").write_text("4:memory:/old\n0::/system.slice/job\n")
-    group = tmp_path / "sys/fs/cgroup/system.slice/job"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text(limit + "\n")
-    assert processes.available_memory(tmp_path) == expected
-
-
-def test_available_memory_is_zero_without_system_files(tmp_path: Path) -> None:
-    assert processes.available_memory(tmp_path) == 0
-    assert processes.available_memory() > 0

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import Run
+from trtspec.backends.code_policy import ALLOW
+from trtspec.bench.gates import POLICY
 from trtspec.deployment import systemd
 from trtspec.deployment.systemd import render_unit, unit_warnings
 
@@ -44,6 +46,15 @@ def test_unit_serves_with_the_given_options(unit: str, workplace: Path, trtspec:
     open_one = trtspec("deploy", "build/tiny", "--systemd", "--host", "0.0.0.0", "--json")
     assert "IPAddress" not in open_one.document["unit"]
     assert "the server has no authentication" in open_one.err
+
+
+def test_unit_has_the_options_that_set_variables(
+    workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(POLICY, "pass")
+    monkeypatch.setenv(ALLOW, "")
+    unit = trtspec("deploy", "build/tiny", "--systemd", "--undecided", "fail", "--allow-code", "0" * 64).out
+    assert f" --undecided fail --allow-code {'0' * 64}\n" in unit
 
 
 def test_path_with_a_newline_adds_no_line_to_the_unit(workplace: Path) -> None:

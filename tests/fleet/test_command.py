@@ -9,39 +9,63 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.scripted import ScriptedPool
+from trtspec.backends.code_policy import ALLOW
+from trtspec.bench.gates import POLICY
 from trtspec.cli.app import make_command
 from trtspec.cli.measuring import options_for_nodes
 from trtspec.core.errors import StepError
-from trtspec.fleet.command import DOCUMENT, RunCommand, read_document
+from trtspec.fleet.command import DOCUMENT, RECIPE, RunCommands, read_document, read_exit_code
 from trtspec.fleet.labels import Node
 from trtspec.fleet.scheduler import Cell, Scheduler
 from trtspec.store.store import Store
 
-RECIPE = "extends: quickstart\nname: one\n"
+ONE = "extends: quickstart\nname: one\n"
 
 
-def run(step: RunCommand, folder: Path) -> Scheduler:
+def run(step: RunCommands, folder: Path) -> Scheduler:
     scheduler = Scheduler([Cell("one", (step,), {}, "r.yaml:2")], ScriptedPool([Node("n")], folder))
     scheduler.run()
     return scheduler
 
 
-def test_document_of_a_command_comes_back(tmp_path: Path) -> None:
-    step = RunCommand("check", RECIPE, ("--set", "speculation.draft_len=3"), "1")
+def check(text: str, *arguments: str, run_id: str = "1") -> RunCommands:
+    return RunCommands(text, (("check", RECIPE, *arguments),), run_id)
+
+
+def test_document_of_the_last_command_comes_back(tmp_path: Path) -> None:
+    step = RunCommands(ONE, (("schema",), ("check", RECIPE, "--set", "speculation.draft_len=3")), "1")
     scheduler = run(step, tmp_path)
     assert scheduler.cells[0].status == "built", scheduler.cells[0].failure
     entry = Store(tmp_path).get(step.key).entry
     assert entry
     document = read_document(entry.files_dir)
     assert [each["name"] for each in document["recipes"]] == ["one"]
-    assert RunCommand("check", RECIPE, step.arguments, "2").key != step.key
+    assert read_exit_code(entry.files_dir) == 0
+    assert check(ONE, run_id="1").key != check(ONE, run_id="2").key
 
 
 def test_error_of_a_command_is_reported(tmp_path: Path) -> None:
-    (cell,) = run(RunCommand("check", RECIPE + "nonsense: 1\n", (), "1"), tmp_path).cells
+    (cell,) = run(check(ONE + "nonsense: 1\n"), tmp_path).cells
     assert cell.failure
     assert "nonsense" in cell.failure.message
-    assert (cell.failure.hint, cell.failure.is_bug) == ("exit code 1", False)
+    assert (cell.failure.hint, cell.failure.where) == ("exit code 1", "trtspec check")
+    assert not cell.failure.is_bug
+
+
+def test_error_of_an_earlier_command_ends_the_step(tmp_path: Path) -> None:
+    (cell,) = run(RunCommands(ONE, (("check", "absent.yaml"), ("check", RECIPE)), "1"), tmp_path).cells
+    assert cell.failure
+    assert "absent.yaml" in cell.failure.message
+
+
+def test_negative_results_come_back_with_their_exit_code(tmp_path: Path) -> None:
+    """`plan --detailed-exitcode` exits with 2 and prints its document, as `bench --gates` does with 112."""
+    step = RunCommands(ONE, (("plan", RECIPE, "--detailed-exitcode", "--set", "engine.max_seq_len=777"),), "1")
+    assert run(step, tmp_path).cells[0].status == "built"
+    entry = Store(tmp_path).get(step.key).entry
+    assert entry
+    assert read_exit_code(entry.files_dir) == 2
+    assert "recipes" in read_document(entry.files_dir)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{"])
@@ -64,3 +88,14 @@ def test_options_are_passed_on_without_recipes_pool_and_json(tmp_path: Path) -> 
         ("--num-prompts", "8"),
         ("--prompts", str(prompts)),
     ]
+
+
+def test_options_that_set_variables_are_passed_on_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(POLICY, "pass")
+    monkeypatch.setenv(ALLOW, "")
+    command, digest = make_command("bench"), "0" * 64
+    arguments = ["a.yaml", "--on", "ray", "--gates", "--undecided", "fail", "--allow-code", digest]
+    with command.make_context("trtspec", ["bench", *arguments]) as root:
+        name, found, rest = command.resolve_command(root, ["bench", *arguments])
+        with found.make_context(name, rest, parent=root) as context:
+            assert options_for_nodes(context) == ["--gates", "--allow-code", digest, "--undecided", "fail"]

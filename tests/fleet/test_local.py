@@ -12,6 +12,7 @@ import pytest
 
 from tests.fleet.steps import Work, cell, expected
 from trtspec.core.errors import TrtspecError
+from trtspec.fleet.labels import Requirement
 from trtspec.fleet.pool import Finished, PoolOptions, Started, Task, find_pool
 from trtspec.fleet.pools.local import LocalPool
 from trtspec.fleet.scheduler import Scheduler
@@ -95,6 +96,20 @@ def test_devices_are_lent_to_one_step_at_a_time(open_pool: OpenPool) -> None:
         done += [event for event in pool.wait(1) if isinstance(event, Finished)]
     assert {event.outcome.status for event in done} == {"built"}
     assert sorted(pool._free) == ["0", "1"]
+
+
+def test_exclusive_steps_run_alone_with_all_devices(open_pool: OpenPool) -> None:
+    pool, alone = open_pool(4, ("0", "1")), Requirement(exclusive=True)
+    for title in ("a", "b"):
+        pool.submit(Task(Work(title), alone))
+    pool.submit(Task(Work("c")))
+    done: list[str] = []
+    deadline = time.monotonic() + 60
+    while len(done) < 3 and time.monotonic() < deadline:
+        running = [(each.task.step.name, each.devices) for each in pool._workers if each.task]
+        assert running in ([("a", ("0", "1"))], [("b", ("0", "1"))], [("c", ())])
+        done += [event.key for event in pool.wait(1) if isinstance(event, Finished)]
+    assert sorted(done) == sorted(Work(title).key for title in "abc")
 
 
 def test_close_ends_running_steps_in_time(open_pool: OpenPool, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ import pytest
 from tests.fleet.cluster import LOOPBACK, RayCluster, ray_environment, variables_set
 from tests.fleet.steps import Work, cell
 from trtspec.core.errors import TrtspecError
+from trtspec.core.gpus import find_gpu
+from trtspec.core.paths import store_dir
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import wait_until
 from trtspec.fleet.labels import Requirement
@@ -110,6 +113,35 @@ def pool(cluster: RayCluster, base: Path) -> Iterator[Pool]:
         kind, address = find_pool(f"ray:{cluster.address}")
         with kind.open(PoolOptions(address)) as opened:
             yield opened
+
+
+def test_function_is_called_on_each_node_that_fits(base: Path, pool: Pool) -> None:
+    assert {path.parent for path in pool.call(store_dir, Requirement()).values()} == {
+        base / "cache-a",
+        base / "cache-b",
+    }
+    assert [path.parent for path in pool.call(store_dir, Requirement((("zone", "b"),))).values()] == [base / "cache-b"]
+    assert pool.call(store_dir, Requirement((("zone", "c"),))) == {}
+    with pytest.raises(TrtspecError, match="unknown GPU 'b2000'"):
+        pool.call(partial(find_gpu, "b2000"), Requirement())
+
+
+def test_recipes_are_benchmarked_on_whole_nodes(cluster: RayCluster, base: Path) -> None:
+    here = base / "bench"
+    here.mkdir()
+    (here / "m.yaml").write_text(RECIPE)
+    variables = {**os.environ, **cluster.variables, "TRTSPEC_CACHE": str(here / "cache")}
+    on = ("--on", f"ray:{cluster.address}")
+    command = [sys.executable, "-m", "trtspec", "bench", "m.yaml", *on, "--max-tokens", "8", "--runs", "1", "--json"]
+    done = subprocess.run(
+        command, cwd=here, env=variables, capture_output=True, text=True, timeout=COMMAND_S, check=False
+    )
+    a, b, nowhere = json.loads(done.stdout)["recipes"]
+    assert (done.returncode, nowhere["status"]) == (1, "unplaceable"), done.stderr
+    assert {a["status"], b["status"]} == {"measured"}
+    assert a["node"] != b["node"]
+    assert a["document"]["speedup"] > 0
+    assert b["document"]["identical_texts"] == b["document"]["prompts"]
 
 
 def on_zone(name: str, *steps: Work, zone: str = "") -> Cell:

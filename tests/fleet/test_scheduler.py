@@ -79,6 +79,28 @@ def test_second_run_submits_only_what_the_store_lacks(tmp_path: Path) -> None:
     assert [run.status for run in scheduler.cells] == ["built"] * 4
 
 
+def test_step_whose_output_nothing_needs_does_not_run(tmp_path: Path) -> None:
+    common = Work("common")
+    here, there = Work("here", (common,)), Work("there", (Work("between", (common,)),))
+    nowhere = {key: Requirement((("gpu", "b200"),)) for key in (common.key, here.key)}
+    present = {here.key}
+    cells = [
+        Cell("a", (common, here), nowhere, outputs=frozenset({here.key})),
+        Cell("b", cell("b", there).steps, outputs=frozenset({there.key})),
+    ]
+    pool, published = ScriptedPool(NODES, tmp_path), list[str]()
+    scheduler = Scheduler(
+        cells[:1], pool, has=lambda step: step.key in present, publish=lambda cell, steps: published.append(cell.name)
+    )
+    scheduler.run()
+    assert (published, pool.submitted) == (["a"], [])
+    assert {run.step.name: run.status for run in scheduler.steps.values()} == {"common": "unneeded", "here": "hit"}
+    scheduler = Scheduler(cells, pool, has=lambda step: step.key in present)
+    scheduler.run()
+    assert [scheduler.steps[key].step.name for key in pool.submitted] == ["common", "between", "there"]
+    assert [run.status for run in scheduler.cells] == ["built", "built"]
+
+
 @pytest.mark.parametrize(("fault", "message", "code"), [("error", "the tool failed", 100), ("bug", "ZeroDivision", 70)])
 def test_failed_step_ends_its_cells_only_and_is_not_repeated(
     fault: str, message: str, code: int, tmp_path: Path

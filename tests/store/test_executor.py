@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def test_first_run_builds_every_step_and_second_run_hits_every_entry(store: Stor
         ("cut-3", "built"),
         ("join", "built"),
     ]
-    assert (first[-1].entry.files_dir / "text").read_text() == "he+hel"
+    assert (first[-1].output.files_dir / "text").read_text() == "he+hel"
     assert [each.key for each in first] == [step.key for step in plan.steps]
     assert seen.events[:5] == [
         ("started", "fetch", 5),
@@ -157,13 +157,60 @@ def test_only_steps_affected_by_a_change_are_built(store: Store) -> None:
 
 
 def test_damaged_entry_is_reported_and_only_it_is_rebuilt(store: Store) -> None:
-    plan = StepPlan([diamond()])
-    damaged = execute(plan, store, Unobserved())[1].entry.files_dir / "text"
+    plan = StepPlan([*diamond().parts, diamond()])
+    damaged = execute(plan, store, Unobserved())[1].output.files_dir / "text"
     damaged.chmod(0o644)
     damaged.write_text("HE")
     assert statuses(plan, store)[1] == ("cut-2", "miss", "corrupt: files/text: bytes 0 to 1 differ")
     assert statuses(plan, store)[3] == ("join", "hit", "")
+    assert statuses(StepPlan([diamond()]), store)[1][1] == "unneeded"
     assert results(plan, store) == [("fetch", "hit"), ("cut-2", "built"), ("cut-3", "hit"), ("join", "hit")]
+
+
+def test_output_that_only_an_existing_output_needs_is_neither_fetched_nor_built(store: Store) -> None:
+    plan, join = StepPlan([diamond()]), diamond()
+    execute(plan, store, Unobserved())
+    for step in plan.steps[:3]:
+        store.remove(step.key)
+    assert [status for _, status, _ in statuses(plan, store)] == ["unneeded", "unneeded", "unneeded", "hit"]
+    assert [status for _, status in results(plan, store)] == ["unneeded", "unneeded", "unneeded", "hit"]
+    store.remove(join.key)
+    assert {status for _, status in results(plan, store)} == {"built"}
+
+
+def test_output_that_one_of_two_readers_needs_is_built(store: Store) -> None:
+    join = diamond()
+    execute(StepPlan([join]), store, Unobserved())
+    for step in (join, join.parts[0], join.parts[0].source):
+        store.remove(step.key)
+    assert results(StepPlan([join]), store) == [
+        ("fetch", "built"), ("cut-2", "built"), ("cut-3", "hit"), ("join", "built"),
+    ]  # fmt: skip
+    execute(StepPlan([join]), store, Unobserved())
+    for step in (join, join.parts[0].source):
+        store.remove(step.key)
+    assert [status for _, status in results(StepPlan([join]), store)] == ["unneeded", "hit", "hit", "built"]
+
+
+@pytest.mark.parametrize("devices", [(), ("0", "1")])
+def test_inputs_are_built_after_all_if_the_remote_store_has_lost_the_output(
+    store: Store, devices: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgetful:
+        """Lists all entries and has none."""
+
+        def receive(self, step: Step, files: Path, start: object) -> None: ...
+        def offer(self, step: Step, entry: object, start: object) -> None: ...
+        def find(self, keys: Collection[str]) -> frozenset[str]:
+            return frozenset(keys)
+
+    monkeypatch.setattr(Join, "num_devices", 1)
+    store.remote = Forgetful()
+    plan = StepPlan([diamond()])
+    assert [status for _, status, _ in statuses(plan, store)] == ["unneeded", "unneeded", "unneeded", "remote"]
+    found = execute(plan, store, Unobserved(), devices)
+    assert {each.status for each in found} == {"built"}
+    assert (found[-1].output.files_dir / "text").read_text() == "he+hel"
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), StepError("no")])

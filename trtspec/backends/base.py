@@ -212,6 +212,13 @@ def backends() -> dict[str, Backend]:
     return discover_all(PACKAGE, ATTRIBUTE)
 
 
+def needs_gpu(engine: Engine) -> bool:
+    """Return True if a recipe's engine needs a GPU; with backend `auto`, it does if the recipe names a GPU."""
+    if engine.backend == AUTO:
+        return engine.gpu is not None
+    return engine.device != "cpu" and not find_backend(engine.backend).in_process
+
+
 def find_backend(name: str) -> Backend:
     """Return a backend by name; raise TrtspecError, which lists the registered names, if it does not exist."""
     backend: Backend = find_extension(PACKAGE, ATTRIBUTE, name, "backend")

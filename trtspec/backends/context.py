@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.prequantized import QuantFormat, source_format
@@ -15,10 +15,21 @@ from trtspec.checkpoints.source_model import SourceModel, requested_scheme
 from trtspec.core.gpus import GPUS, Gpu
 from trtspec.methods.base import DraftHead, DraftShape, Method, Options
 from trtspec.methods.draft_head import SourceHead
-from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
+from trtspec.recipe.resolve import ResolvedEngine, ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import ModelSource, Recipe, is_directory
 
 Role = Literal["target", "draft"]
+
+
+class BuilderTools(Protocol):
+    """The tools of a machine that runs steps; `identity` has the names and values that the keys of steps contain."""
+
+    @property
+    def identity(self) -> tuple[tuple[str, str], ...]: ...
+
+
+Tools = TypeVar("Tools", bound=BuilderTools)
+RemoteProbe = Callable[[Callable[[], Any], ResolvedEngine], Any]  # a function, and the engine of the steps
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class PlanContext:
     filled in. `sources` are the checkpoints by role ("target", "draft"). `target` is None for an architecture without a
     family, which only backends without conversion support. `draft` is a separate draft model, `head` a draft head that
     is stored with the target; at most one of them is set. `translates` is true if the backend maps the tokens of a
-    draft model with another vocabulary.
+    draft model with another vocabulary. `remote_probe` calls a function on the machine that will run the engine's
+    builder, if that is not this one.
     """
 
     recipe: Recipe
@@ -51,6 +63,12 @@ class PlanContext:
     draft: SourceModel | None = None
     head: SourceHead | None = None
     translates: bool = False
+    remote_probe: RemoteProbe | None = field(default=None, compare=False, repr=False)
+
+    def builder_tools(self, probe: Callable[[], Tools]) -> Tools:
+        """Return the result of a picklable probe on the machine that will run the engine's builder."""
+        found: Tools = self.remote_probe(probe, self.resolved.engine) if self.remote_probe else probe()
+        return found
 
     @property
     def version(self) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from trtspec.backends.base import find_backend
 from trtspec.backends.code_policy import check_code
-from trtspec.checkpoints.generation_config import CONFIG, GENERATION_CONFIG
 from trtspec.checkpoints.tokenizer import RenderedText, Tokenizer
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import read_bounded
@@ -108,19 +107,7 @@ def read_artifact(root: Path, expected: str = "") -> Manifest:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise DigestMismatch("; ".join(problems[:3]) + more, where=str(root), hint="build it again")
     check_code(root, manifest)
-    check_end_ids(root, manifest)
     return manifest
-
-
-def check_end_ids(root: Path, manifest: Manifest) -> None:
-    """Raise TrtspecError if the artifact's tokenizer directory does not define the end-of-text ids.
-
-    Earlier versions did not copy config.json, which defines the ids of a model without generation_config.json.
-    """
-    names = {Path(record.path).name for record in manifest.files if record.path.startswith(f"{TOKENIZER}/")}
-    if names and not names & {CONFIG, GENERATION_CONFIG}:
-        message = "built by an earlier trtspec that did not copy the end ids from the target's config.json"
-        raise TrtspecError(message, where=str(root), hint="build it again")
 
 
 @contextmanager

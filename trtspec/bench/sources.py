@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -59,10 +58,10 @@ def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
 def source_location(root: Path, manifest: Manifest, role: str) -> Path:
     """Return the directory that a model was built from; CheckpointError if this machine has no record of it.
 
-    `role` is "target" or "draft". Manifests of earlier versions contain the directory themselves.
+    `role` is "target" or "draft".
     """
     model = manifest.recipe.models[role]
-    if model.revision or os.path.isabs(model.model):
+    if model.revision:
         return locate_source(model)
     directory = find_source_location(manifest, role)
     if directory is None:

@@ -21,6 +21,7 @@ AvailableDraft = Literal["none", "model", "head", "mtp"]
 
 
 def advise(
+    context: typer.Context,
     recipe: Annotated[
         Path | None,
         typer.Argument(
@@ -79,26 +80,12 @@ def advise(
 
     Example: trtspec advise --concurrency 4 --output-tokens 300 --draft head
     """
-    from trtspec.report.advisor.advice import AdvisorFact
+    from trtspec.report.advisor.advice import FACT_OPTIONS, AdvisorFact
     from trtspec.report.advisor.advice import advise as advise_on
     from trtspec.report.advisor.metric_facts import QueriedMetrics, measured_facts, scrape
     from trtspec.report.monitoring.prometheus import Prometheus
 
-    given = {
-        "concurrency": concurrency,
-        "request_rate": request_rate,
-        "prompt_tokens": prompt_tokens,
-        "output_tokens": output_tokens,
-        "tpot_ms": tpot,
-        "tpot_target_ms": tpot_target,
-        "gpu_utilization": gpu_utilization,
-        "memory_left_gb": memory_left,
-        "temperature": temperature,
-        "acceptance_rate": acceptance_rate,
-        "mean_accepted_len": mean_accepted_len,
-        "work": work,
-        "draft": draft,
-    }
+    given = {fact: context.params[option.lstrip("-").replace("-", "_")] for fact, option in FACT_OPTIONS.items()}
     answers: dict[str, AdvisorFact] = {}
     if prometheus:
         answers |= measured_facts(QueriedMetrics(Prometheus(prometheus), selector), prometheus)

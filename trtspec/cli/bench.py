@@ -13,7 +13,8 @@ import typer
 from trtspec.bench.gates import MAX_RUNS
 from trtspec.cli import completing, load, simulation
 from trtspec.cli.load_results import compare_saved, show_sides
-from trtspec.cli.options import AllowCode, Baseline, Json, Prompts, SkipGate, Undecided, is_artifact
+from trtspec.cli.measuring import bench_on_pool
+from trtspec.cli.options import AllowCode, Baseline, Json, On, Prompts, SkipGate, Undecided, is_artifact
 from trtspec.cli.progress import counter
 from trtspec.cli.render import print_command, print_line, print_result, warn
 from trtspec.cli.verify import show_checks
@@ -27,15 +28,17 @@ if TYPE_CHECKING:
 
 
 def bench(
+    context: typer.Context,
     what: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
             metavar="URL-or-ARTIFACT",
-            help="Server URL, deployment name or artifact.",
+            help="Server URL, deployment name or artifact; with --on, also recipes.",
             show_default=False,
             autocompletion=completing.deployments,
         ),
     ] = None,
+    on: On = None,
     prompts: Prompts = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens per prompt.", min=1)] = 64,
     runs: Annotated[
@@ -76,7 +79,8 @@ def bench(
 
     Both sides run on the same engine in the same run, one request at a time. With --concurrency or --rate, a server is
     measured under that load with streaming requests. --compare compares two results of such runs.
-    --simulate-acceptance measures the capacity at an assumed acceptance; nothing of it can be deployed.
+    --simulate-acceptance measures the capacity at an assumed acceptance; nothing of it can be deployed. --on measures
+    several artifacts or recipes, one at a time on each node.
 
     Example: trtspec bench build/quickstart
     """
@@ -85,7 +89,7 @@ def bench(
         seed, requests, max_rounds, interval, duration, slo, samples, timeout, driver, min_ratio,
     )  # fmt: skip
     if compare:
-        if what is not None or asked.option_names not in ([], ["--fail-below"]):
+        if what or asked.option_names not in ([], ["--fail-below"]):
             raise TrtspecError(
                 "--compare cannot be combined with a target or load options",
                 hint="trtspec bench --compare A.json B.json",
@@ -95,8 +99,15 @@ def bench(
         raise TrtspecError(
             "--ignore-baseline requires --compare", hint="trtspec bench --compare A.json B.json --ignore-baseline"
         )
-    if what is None:
+    if not what:
         raise TrtspecError("missing argument URL-or-ARTIFACT", hint="trtspec bench --help")
+    if on or len(what) > 1:
+        if baseline or simulate_acceptance is not None or simulate_out or asked.option_names:
+            message = "--on and several artifacts cannot be combined with a load, --baseline or --simulate-acceptance"
+            raise TrtspecError(message, hint="measure servers one after the other")
+        bench_on_pool(context, what, on, _summary, json=json)
+        return
+    (one,) = what
     if simulate_out is not None and simulate_acceptance is None:
         raise TrtspecError("--simulate-out requires --simulate-acceptance", hint="add --simulate-acceptance 2.5")
     if simulate_acceptance is not None:
@@ -105,19 +116,26 @@ def bench(
             raise TrtspecError(message, hint="the results are no evidence about the artifact")
         raise typer.Exit(
             simulation.bench_simulated(
-                what, simulate_acceptance, simulate_out, asked, prompts, max_tokens, runs, json=json
+                one, simulate_acceptance, simulate_out, asked, prompts, max_tokens, runs, json=json
             )
         )
     if asked.is_load:
         if gates:
             raise TrtspecError("--gates cannot be combined with a load", hint="omit --concurrency and --rate")
-        raise typer.Exit(load.bench_load(what, asked, prompts, max_tokens, runs, baseline, json=json))
+        raise typer.Exit(load.bench_load(one, asked, prompts, max_tokens, runs, baseline, json=json))
     if asked.option_names:
         names = ", ".join(asked.option_names)
         raise TrtspecError(
             f"{names} requires --concurrency or --rate", hint="add --concurrency 1,2,4,8 or --rate 1,2,4"
         )
-    bench_one_at_a_time(what, prompts, max_tokens, runs, baseline, skip_gate or (), gates=gates, json=json)
+    bench_one_at_a_time(one, prompts, max_tokens, runs, baseline, skip_gate or (), gates=gates, json=json)
+
+
+def _summary(document: dict[str, Any]) -> str:
+    """Return the speed-up in a document of `bench`, and whether its gates passed, in one line."""
+    low, high = document["speedup_interval"]
+    gates = {True: "; gates passed", False: "; gates FAILED", None: ""}[document.get("ok")]
+    return f"{document['speedup']:.2f} times as fast ({low:.2f} to {high:.2f}){gates}"
 
 
 def show_comparison(comparison: BenchComparison, what: str) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from trtspec.cli.progress import BuildBars
     from trtspec.fleet.scheduler import CellRun, StepRun
     from trtspec.planning.cells import CellResult, FleetResult
-    from trtspec.planning.pipeline import BuildResult, PartialBuildResult
     from trtspec.recipe.load import LoadedRecipe
     from trtspec.store.executor import StepResult
 
@@ -76,8 +75,7 @@ def build(
 
     (loaded,) = recipes
     with build_bars(open_store().rates.estimated_seconds) as bars:
-        document = build_part(loaded, until, bars) if until else build_artifact(loaded, out, bars)
-    document = {"name": loaded.recipe.name, **document}
+        document = {"name": loaded.recipe.name, **build_alone(loaded, out, until, bars)}
     print_result(combine_documents([document]), lambda: show(document), as_json=json)
 
 
@@ -93,45 +91,39 @@ def build_on_pool(
     with fleet_table() as shown:
         events = Events(shown, shown.preparing, shown.reading, show_diagnostics)
         found = build_cells(FleetRequest(recipes, on, until, limits), open_store(), events)
-    documents = [describe_cell(cell, until, found.seconds) for cell in found.cells]
+    documents = [describe_cell(cell, until) for cell in found.cells]
     if json:
-        whole = {"keys": describe_keys(found), "seconds": round(found.seconds, 4)}
-        print_json({**combine_documents(documents), **whole})
+        keys = [
+            {**describe_run(run), "builds": run.builds, "losses": run.losses, "cells": run.cells}
+            for run in found.steps.values()
+        ]
+        print_json({**combine_documents(documents), "keys": keys, "seconds": round(found.seconds, 4)})
     else:
         for document in documents:
             if document["status"] not in ("failed", "unplaceable"):
                 show(document)
         show_cells(found)
     for cell in found.failed:
-        show_failure(cell)
+        show_failed_run(cell.run, next((each.node for each in cell.steps if each.failure and each.node), ""))
     if found.failed:
         raise typer.Exit(max(cell.run.failure.exit_code if cell.run.failure else 1 for cell in found.failed))
 
 
-def build_artifact(loaded: LoadedRecipe, out: Path | None, bars: BuildBars) -> dict[str, Any]:
-    """Build the artifact of one recipe; return the JSON document of `trtspec build --json`."""
-    built = trtspec.build(
-        loaded,
-        out=out,
-        observer=bars,
-        on_prepare=bars.preparing,
-        on_read=bars.reading,
-        on_warnings=show_diagnostics,
-    )
-    return describe(built)
-
-
-def build_part(loaded: LoadedRecipe, until: str, bars: BuildBars) -> dict[str, Any]:
-    """Build the steps of one recipe up to `until`; return the JSON document of `trtspec build --until --json`."""
-    built = trtspec.build_until(
-        loaded,
-        until,
-        observer=bars,
-        on_prepare=bars.preparing,
-        on_read=bars.reading,
-        on_warnings=show_diagnostics,
-    )
-    return describe_part(built)
+def build_alone(loaded: LoadedRecipe, out: Path | None, until: str | None, bars: BuildBars) -> dict[str, Any]:
+    """Build the artifact of one recipe, or only its steps up to `until`; return the JSON document of `build --json`."""
+    callbacks: dict[str, Any] = {
+        "observer": bars,
+        "on_prepare": bars.preparing,
+        "on_read": bars.reading,
+        "on_warnings": show_diagnostics,
+    }
+    if until:
+        part = trtspec.build_until(loaded, until, **callbacks)
+        place: dict[str, Any] = {"artifact": None, "manifest": None, "status": "partial"}
+        return describe(place, part.steps, part.seconds, remaining=part.remaining)
+    built = trtspec.build(loaded, out=out, **callbacks)
+    place = {"artifact": str(built.artifact), "manifest": f"sha256:{built.manifest}", "status": built.status}
+    return describe(place, built.steps, built.seconds)
 
 
 def show(document: dict[str, Any]) -> None:
@@ -146,32 +138,15 @@ def show(document: dict[str, Any]) -> None:
     print_line(f"remaining: {', '.join(document['remaining']) or 'nothing'}")
 
 
-def describe(built: BuildResult) -> dict[str, Any]:
-    """Return the JSON document of `trtspec build --json`."""
-    return {
-        "format_version": 1,
-        "artifact": str(built.artifact),
-        "manifest": f"sha256:{built.manifest}",
-        "status": built.status,
-        "steps": describe_steps(built.steps),
-        "seconds": round(built.seconds, 4),
-    }
+def describe(place: Mapping[str, Any], steps: Sequence[StepResult], seconds: float, **further: Any) -> dict[str, Any]:
+    """Return the JSON document of a build in this process, with the name, key, status and seconds of each step."""
+    described = [
+        {"name": step.name, "key": step.key, "status": step.status, "seconds": round(step.seconds, 4)} for step in steps
+    ]
+    return {"format_version": 1, **place, "steps": described, **further, "seconds": round(seconds, 4)}
 
 
-def describe_part(built: PartialBuildResult) -> dict[str, Any]:
-    """Return the JSON document of `trtspec build --until STEP --json`."""
-    return {
-        "format_version": 1,
-        "artifact": None,
-        "manifest": None,
-        "status": "partial",
-        "steps": describe_steps(built.steps),
-        "remaining": built.remaining,
-        "seconds": round(built.seconds, 4),
-    }
-
-
-def describe_cell(cell: CellResult, until: str, seconds: float) -> dict[str, Any]:
+def describe_cell(cell: CellResult, until: str) -> dict[str, Any]:
     """Return the JSON document of one cell of a build on a pool; `error` is present if it has no artifact."""
     run = cell.run
     document: dict[str, Any] = {
@@ -205,14 +180,6 @@ def describe_run(run: StepRun, cell: str = "") -> dict[str, Any]:
     }
 
 
-def describe_keys(found: FleetResult) -> list[dict[str, Any]]:
-    """Return the JSON documents of all step keys: where each was built, how often, and for which cells."""
-    return [
-        {**describe_run(run), "builds": run.builds, "losses": run.losses, "cells": run.cells}
-        for run in found.steps.values()
-    ]
-
-
 def show_cells(found: FleetResult) -> None:
     """Show the table of cells."""
     rows = [
@@ -228,11 +195,6 @@ def show_cells(found: FleetResult) -> None:
     show_table("", ("cell", "status", "steps built", "nodes", "time"), rows, right=(2, 4))
 
 
-def show_failure(cell: CellResult) -> None:
-    """Show why a cell has no artifact."""
-    show_failed_run(cell.run, next((each.node for each in cell.steps if each.failure and each.node), ""))
-
-
 def show_failed_run(run: CellRun, node: str) -> None:
     """Show the position in the recipe, the step, the node and the error of a cell that failed."""
     if run.failure is None:
@@ -243,13 +205,6 @@ def show_failed_run(run: CellRun, node: str) -> None:
     note(f"error: {run.cell.where}: {run.cell.name}: {step}{where}{run.failure.message}", "red")
     if run.failure.hint:
         note(f"hint: {run.failure.hint}")
-
-
-def describe_steps(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
-    """Return the name, key, status and seconds of each step for the JSON document of a build."""
-    return [
-        {"name": step.name, "key": step.key, "status": step.status, "seconds": round(step.seconds, 4)} for step in steps
-    ]
 
 
 panel = "Build"

@@ -12,9 +12,7 @@ import typer
 from trtspec.cli.deploy import parse_pairs
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Cell, Json, Set
-from trtspec.cli.render import note, print_result, show_diagnostics
-from trtspec.core.errors import TrtspecError
-from trtspec.core.files import replace_file
+from trtspec.cli.render import note, print_result, show_diagnostics, write_output
 
 
 def build_job(
@@ -52,11 +50,7 @@ def build_job(
     documents = found.render(job)
     text = as_yaml(*documents, head=f"Builds {', '.join(each.name for each in job.cells)}: kubectl apply -f FILE")
     if out is not None:
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(out, text.encode())
-        except OSError as error:
-            raise TrtspecError(f"cannot write the job: {error.strerror}", where=str(out)) from None
+        write_output(out, text, "the job", parents=True)
     cells = [{"name": each.name, "address": each.address, "step_gpus": each.step_gpus} for each in job.cells]
     print_result(
         {"format_version": 1, "kind": kind, "name": job.name, "cells": cells, "objects": documents},

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 def cache(
     verify: Annotated[bool, typer.Option("--verify", help="Check the digest of every file.")] = False,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all entries; artifacts keep their files.")] = False,
+    clear: Annotated[
+        bool,
+        typer.Option(
+            "--clear",
+            help="Remove all entries and unused pulled artifacts; built artifacts keep their files.",
+        ),
+    ] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Remove entries beyond --older-than or --max-size.")] = False,
     older_than: Annotated[
         str | None,

@@ -11,9 +11,7 @@ import typer
 
 from trtspec.cli.layout import pluralize
 from trtspec.cli.options import Json
-from trtspec.cli.render import note, print_result
-from trtspec.core.errors import TrtspecError
-from trtspec.core.files import replace_file
+from trtspec.cli.render import note, print_result, write_output
 
 
 def ci(
@@ -56,11 +54,7 @@ def ci(
     pipeline = make_pipeline(recipes, Path.cwd(), **settings, sign=sign)
     text = render_pipeline(system, pipeline)
     if out is not None:
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(out, text.encode())
-        except OSError as error:
-            raise TrtspecError(f"cannot write the pipeline: {error.strerror}", where=str(out)) from None
+        write_output(out, text, "the pipeline", parents=True)
     jobs = [{"name": job.name, "recipe": job.recipe, "needs_gpu": job.needs_gpu} for job in pipeline.jobs]
     print_result(
         {"format_version": 1, "system": system, "jobs": jobs, "pipeline": text},

@@ -100,7 +100,7 @@ def _cell(place: ValueDifference, value: Any) -> str:
     if place.section == "memory":
         return format_bytes(value)
     if place.section == "files":
-        return f"{format_bytes(value['size'])} {value['sha256'][:12]}"
+        return f"{format_bytes(value['size'])} {value['digest'][:12]}"
     if isinstance(value, dict):  # a whole draft section that only one side has
         value = value.get("model", value)
     text = value if isinstance(value, str) else json.dumps(value)

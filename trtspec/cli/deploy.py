@@ -121,14 +121,14 @@ def deploy(
     from trtspec.store.artifact import parse_expected
     from trtspec.store.signatures.policy import find_policy
 
-    settings = parse_target_settings(option or (), image)
+    settings = parse_pairs("--target-option", [*(option or ()), *([f"image={image}"] if image else [])])
     asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
     ports = {service: port for service, port in asked.items() if port is not None}
     if openai_host is not None and serves_in_containers(target):
         hint = "set the address in the compose file or manifest"
         raise DeployError(f"target {target} does not support --openai-host", hint=hint)
-    expected = parse_expected(manifest) if manifest else ""
-    trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
+    expected = parse_expected(manifest or "")
+    trusted = parse_expected(trust_report or "", "--trust-report")
     policy = None if systemd or is_unbuilt(artifact, render) else find_policy(signature)
     with transfer_bars() as on_transfer:
         place, expected, source = obtain_artifact(artifact, target, expected, policy=policy, on_progress=on_transfer)
@@ -304,11 +304,6 @@ def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Seque
     unit = render_unit(artifact, host, [*options, *flags], given["drain"], given["openai-host"] or "")
     document = {"format_version": 1, "unit": unit, "warnings": warnings}
     print_result(document, lambda: sys.stdout.write(unit), as_json=json)
-
-
-def parse_target_settings(given: Sequence[str], image: str | None) -> dict[str, str]:
-    """Parse KEY=VALUE settings of the target; raise DeployError for a missing value or a repeated key."""
-    return parse_pairs("--target-option", [*given, *([f"image={image}"] if image else [])])
 
 
 def parse_pairs(option: str, given: Sequence[str]) -> dict[str, str]:

@@ -98,7 +98,7 @@ AllowCode = Annotated[
         "--allow-code",
         metavar="SHA256",
         help="Allow artifact code of this digest that trtspec did not generate; repeatable.",
-        callback=lambda digests: allow_code(digests or ()),
+        callback=lambda digests: allow_code(digests),  # noqa: PLW0108 - defined below
     ),
 ]
 Prompts = Annotated[
@@ -136,21 +136,29 @@ def is_artifact(what: str) -> bool:
     return "://" not in what and (Path(what).exists() or "/" in what)
 
 
-def allow_code(digests: Sequence[str]) -> None:
-    """Allow code with these digests in this process and its children; raise TrtspecError for an invalid digest."""
+def allow_code(digests: Sequence[str] | None) -> list[str] | None:
+    """Allow code with these digests in this process and its children, and return them.
+
+    Raises TrtspecError for an invalid digest.
+    """
     from trtspec.backends.code_policy import ALLOW, allowed_digests
 
     if digests:
         os.environ[ALLOW] = ",".join([*digests, os.environ.get(ALLOW, "")])
         allowed_digests()
+    return list(digests) if digests else None
 
 
-def set_undecided(policy: str | None) -> None:
-    """Set the policy for undecided gates in this process and its children; raise TrtspecError if it is unknown."""
+def set_undecided(policy: str | None) -> str | None:
+    """Set the policy for undecided gates in this process and its children, and return it.
+
+    Raises TrtspecError if it is unknown.
+    """
     from trtspec.bench.gates import FAIL, PASS, POLICY
 
     if policy is None:
-        return
+        return None
     if policy not in (FAIL, PASS):
         raise TrtspecError(f"--undecided {policy}: expected {FAIL} or {PASS}", hint=f"e.g. --undecided {FAIL}")
     os.environ[POLICY] = policy
+    return policy

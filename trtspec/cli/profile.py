@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ import typer
 
 from trtspec.cli import completing, load
 from trtspec.cli.layout import pluralize
-from trtspec.cli.measuring import measure_on_pool
+from trtspec.cli.measuring import profile_on_pool
 from trtspec.cli.options import Baseline, Json, On, Prompts, Recipes, Set
 from trtspec.cli.progress import build_bars, counter
 from trtspec.cli.render import note, print_line, print_result, show_chart, show_table
@@ -179,14 +180,13 @@ def profile(
     Example: trtspec profile recipes/quickstart.yaml --num-prompts 8 --methods draft_target,ngram
     """
     from trtspec.bench.profile.candidates import ProfileRequest, ProgressUI, SearchLimits
-    from trtspec.bench.profile.document import save_profile
     from trtspec.bench.profile.engine_profiler import run as profile_in_process
     from trtspec.recipe.yaml_edit import check_editable
 
     if on or len(recipe) > 1:
         if server or write:
             raise TrtspecError("--server and --write cannot be combined with --on or several recipes", hint="omit them")
-        measure_on_pool(context, recipe, set_ or (), on, _summary, json=json)
+        profile_on_pool(context, recipe, set_ or (), on, _summary, json=json)
         return
     (one,) = recipe
     servers = _servers(server, baseline, api, model, key_env)
@@ -205,11 +205,18 @@ def profile(
         found = profile_servers(asked, servers, screen)
     else:
         found = profile_in_process(asked, screen)
+    _report(found, "profile", lambda: show_profile(found), one if write else None, json=json)
+
+
+def _report(found: Profile | Tuning, name: str, show: Callable[[], None], write_to: Path | None, *, json: bool) -> None:
+    """Save the document under a name, show the result, and with `write_to` change that recipe as recommended."""
+    from trtspec.bench.profile.document import save_profile
+
     document = found.as_dict()
-    save_profile(document, "profile")
-    print_result(document, lambda: show_profile(found), as_json=json)
-    if write:
-        write_recommendation(one, found.recommendation, found.drafts_with)
+    save_profile(document, name)
+    print_result(document, show, as_json=json)
+    if write_to:
+        write_recommendation(write_to, found.recommendation, found.drafts_with)
 
 
 def _summary(document: dict[str, Any]) -> str:
@@ -259,25 +266,20 @@ def tune(
     Example: trtspec tune recipes/quickstart.yaml --num-prompts 16
     """
     from trtspec.bench.profile.candidates import ProfileRequest, ProgressUI, SearchLimits
-    from trtspec.bench.profile.document import save_profile
     from trtspec.bench.profile.tune import run as run_tuning
     from trtspec.recipe.yaml_edit import check_editable
 
     if on or len(recipe) > 1:
         if write:
             raise TrtspecError("--write cannot be combined with --on or several recipes", hint="omit it")
-        measure_on_pool(context, recipe, set_ or (), on, _summary, json=json)
+        profile_on_pool(context, recipe, set_ or (), on, _summary, json=json)
         return
     (one,) = recipe
     if write:
         check_editable(one)  # fail before minutes of measuring
     limits = SearchLimits(samples, max_tokens, max_draft_len, concurrency, seed)
     found = run_tuning(ProfileRequest(one, set_ or [], prompts, None, None, limits), ProgressUI(build_bars, counter))
-    document = found.as_dict()
-    save_profile(document, f"tune-{found.method}")
-    print_result(document, lambda: show_tuning(found), as_json=json)
-    if write:
-        write_recommendation(one, found.recommendation, found.drafts_with)
+    _report(found, f"tune-{found.method}", lambda: show_tuning(found), one if write else None, json=json)
 
 
 def show_tuning(found: Tuning) -> None:

@@ -56,9 +56,14 @@ def print_result(document: Mapping[str, Any], show: Callable[[], object], *, as_
         show()
 
 
-def write_output(path: Path, text: str, what: str, hint: str | None = None) -> None:
-    """Write a command's output file atomically; raise a TrtspecError that names it as `what` if that fails."""
+def write_output(path: Path, text: str, what: str, hint: str | None = None, *, parents: bool = False) -> None:
+    """Write a command's output file atomically; raise a TrtspecError that names it as `what` if that fails.
+
+    With `parents`, missing parent directories are created.
+    """
     try:
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode())
     except OSError as error:
         raise TrtspecError(f"cannot write {what}: {error.strerror}", where=str(path), hint=hint) from None

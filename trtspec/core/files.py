@@ -42,9 +42,12 @@ def failpoint(name: str) -> None:
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _ROOT = 0
+_SYNC_FILE_RANGE_WRITE = 2
 _FICLONE = 0x40049409
 _CANNOT_RESERVE = {errno.EINVAL, errno.EOPNOTSUPP}
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+WRITEBACK_BYTES = 8 << 20
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -260,6 +263,42 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
         if done <= 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         rest, offset = rest[done:], offset + done
+
+
+class SequentialWriter:
+    """Writes an open file from byte `position` on; the disk writes while more bytes arrive.
+
+    Linux starts to write a file only after seconds, so a final fsync would wait for nearly all of its bytes.
+    """
+
+    def __init__(self, descriptor: int, position: int = 0) -> None:
+        self.position = position
+        self._descriptor, self._started = descriptor, position
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write all of `data` at the position, and move it."""
+        write_all(self._descriptor, data, self.position)
+        self.position += len(data)
+        if self.position - self._started >= WRITEBACK_BYTES:
+            _start_writeback(self._descriptor, self._started, self.position - self._started)
+            self._started = self.position
+
+
+def _start_writeback(descriptor: int, begin: int, nbytes: int) -> None:
+    """Make the kernel start to write a range of a file to the disk, without waiting; the caller still needs fsync."""
+    if (call := _sync_file_range()) is not None:
+        call(descriptor, begin, nbytes, _SYNC_FILE_RANGE_WRITE)  # after an error, fsync writes the bytes
+
+
+@cache
+def _sync_file_range() -> Any:
+    """Return the system call sync_file_range(2), or None on other systems than Linux."""
+    import ctypes
+
+    call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+    if call is not None:
+        call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return call
 
 
 def share_blocks(source: int, target: int) -> bool:

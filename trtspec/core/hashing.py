@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from contextlib import closing
+from itertools import cycle, islice
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, cast
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 SEGMENT_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
+PIECE_BUFFERS = 3  # of a transfer: one is read or sent while two are hashed
 MOST_EARLY_BYTES = 4 << 20  # maximum bytes of incomplete blocks that a file's digest buffers out of order
 
 OnBytes = Callable[[int], None]
@@ -132,16 +135,15 @@ def _combine_blocks(digests: Sequence[bytes]) -> str:
     return digests[0].hex() if len(digests) == 1 else _new_digest(b"".join(digests)).hexdigest()
 
 
-class SequentialDigest:
-    """SHA-256 and segment digests of bytes that arrive in order; `position` is their number so far."""
+class SegmentsDigest:
+    """Segment digests of bytes that arrive in order; `position` is their number so far."""
 
     def __init__(self) -> None:
         self.position = 0
-        self._sha256, self._finished, self._segment = hashlib.sha256(), list[str](), _SegmentDigest()
+        self._finished, self._segment = list[str](), _SegmentDigest()
 
     def update(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
-        self._sha256.update(rest)
         while rest.nbytes:
             part = rest[: SEGMENT_BYTES - self._segment.nbytes]
             self._segment.update(part)
@@ -151,13 +153,8 @@ class SequentialDigest:
                 self._segment = _SegmentDigest()
 
     @property
-    def sha256(self) -> str:
-        """Return the SHA-256 of all bytes, in hex."""
-        return self._sha256.hexdigest()
-
-    @property
     def finished_segments(self) -> Segments:
-        """Return the digests of the segments that are full."""
+        """Return the digests of the segments that are full; may be called while another thread adds bytes."""
         return tuple(self._finished)
 
     @property
@@ -167,32 +164,61 @@ class SequentialDigest:
         return (*self._finished, *rest)
 
 
-class BackgroundDigest:
-    """A SequentialDigest that is computed in a thread of its own, so that its caller can transfer the bytes meanwhile.
+def bytes_segments(data: bytes) -> Segments:
+    """Return the segment digests of a file with the bytes `data`."""
+    digest = SegmentsDigest()
+    digest.update(data)
+    return digest.segments
 
-    `position` is the number of bytes of all calls of `start`. Results contain these bytes.
+
+class BackgroundDigest:
+    """Segment digests and, with `with_sha256`, the SHA-256 of bytes that arrive in order; each has one thread.
+
+    The caller can transfer the bytes at the same time. `position` is the number of bytes of all calls of `start`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_sha256: bool = True) -> None:
         self.position = 0
-        self._digest, self._pending = SequentialDigest(), list[Future[None]]()
-        self._thread = ThreadPoolExecutor(1)
+        self._segments, self._sha256 = SegmentsDigest(), hashlib.sha256() if with_sha256 else None
+        digests = [self._segments.update, *([self._sha256.update] if self._sha256 else [])]
+        self._threads = [(ThreadPoolExecutor(1), update) for update in digests]
+        self._pending = deque[list[Future[None]]]()
 
     def start(self, data: bytes | memoryview) -> None:
-        """Hash more bytes, which must not change before the next call of `start` or `finished`."""
-        self.finished()
+        """Hash more bytes, which must not change before two further calls of `start`, or one of a result."""
+        self._pending.append([thread.submit(update, data) for thread, update in self._threads])
         self.position += len(data)
-        self._pending.append(self._thread.submit(self._digest.update, data))
+        self._wait(PIECE_BUFFERS - 1)
 
-    def finished(self) -> SequentialDigest:
-        """Return the digest of all bytes, once they are hashed."""
-        while self._pending:
-            self._pending.pop().result()
-        return self._digest
+    def _wait(self, most: int) -> None:
+        """Wait until at most `most` pieces are not hashed yet."""
+        while len(self._pending) > most:
+            for future in self._pending.popleft():
+                future.result()
+
+    @property
+    def finished_segments(self) -> Segments:
+        """Return the digests of the full segments that have been hashed so far."""
+        return self._segments.finished_segments
+
+    @property
+    def segments(self) -> Segments:
+        """Return the digests of all segments, once they are hashed; the last one may be shorter."""
+        self._wait(0)
+        return self._segments.segments
+
+    @property
+    def sha256(self) -> str:
+        """Return the SHA-256 of all bytes, in hex, once they are hashed."""
+        if self._sha256 is None:
+            raise ValueError("the SHA-256 is not computed")
+        self._wait(0)
+        return self._sha256.hexdigest()
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
+        """End the threads."""
+        for thread, _ in self._threads:
+            thread.shutdown()
 
 
 class GrowingDigest:
@@ -290,10 +316,19 @@ def file_sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
 
 
 def digest_and_sha256(path: Path, on_bytes: OnBytes | None = None) -> tuple[str, str]:
-    """Return the segmented BLAKE3 digest and the SHA-256 of a file, in hex, reading it once in one thread."""
-    sha256 = hashlib.sha256()
-    nbytes, segments = _read_through(path, lambda offset, piece: sha256.update(piece), on_bytes)
-    return combine_segments(segments, nbytes), sha256.hexdigest()
+    """Return the segmented BLAKE3 digest and the SHA-256 of a file, in hex, reading it once.
+
+    `on_bytes` and errors as in `file_segments`.
+    """
+    with open_regular(path) as file, closing(BackgroundDigest()) as digest:
+        nbytes = os.fstat(file.fileno()).st_size
+        for piece in read_chunks(file.fileno(), 0, nbytes, new_buffers()):
+            digest.start(piece)
+            if on_bytes:
+                on_bytes(len(piece))
+        if digest.position < nbytes:
+            raise _changed(path, digest.position, nbytes)
+        return combine_segments(digest.segments, nbytes), digest.sha256
 
 
 def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> Segments:
@@ -323,14 +358,23 @@ def _read_through(
         return nbytes, digest.finish(file.fileno(), path)
 
 
-def read_chunks(descriptor: int, begin: int = 0, end: int | None = None) -> Iterator[memoryview]:
+def new_buffers(count: int = PIECE_BUFFERS) -> Iterator[memoryview]:
+    """Return an endless iterator over `count` buffers of PIECE_BYTES, each of which is used again after the others."""
+    return cycle([memoryview(bytearray(PIECE_BYTES)) for _ in range(count)])
+
+
+def read_chunks(
+    descriptor: int, begin: int = 0, end: int | None = None, buffers: Iterator[memoryview] | None = None
+) -> Iterator[memoryview]:
     """Yield an open file's bytes from `begin` to `end` (default: end of file) in pieces of at most PIECE_BYTES.
 
-    All pieces share one buffer, so a piece is valid only until the next one is requested.
+    The pieces are in `buffers`. By default, all share one buffer, so a piece is valid only until the next one is
+    requested.
     """
-    buffer = memoryview(bytearray(PIECE_BYTES))
+    buffers = buffers or new_buffers(1)
     while end is None or begin < end:
         wanted = PIECE_BYTES if end is None else min(PIECE_BYTES, end - begin)
+        buffer = next(buffers)
         if not (count := os.preadv(descriptor, [buffer[:wanted]], begin)):
             return
         yield buffer[:count]

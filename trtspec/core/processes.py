@@ -176,18 +176,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: floa
     return True
 
 
-def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory available to the page cache: MemAvailable, capped by the control group's limit.
-
-    Returns 0 if the amount is unknown. Sources: /proc/meminfo (proc_meminfo(5)) and memory.max of cgroup v2.
-    """
-    meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
-    available = int(meminfo.get("MemAvailable", "0 kB").split()[0]) * 1024
-    group = _read(root / "proc/self/cgroup").partition("0::/")[2].strip()
-    limit = _read(root / "sys/fs/cgroup" / group / "memory.max").strip()  # "max" means unlimited
-    return min(available, int(limit)) if limit.isdecimal() else available
-
-
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM within the block, so that the block cleans up as it does after Ctrl-C.

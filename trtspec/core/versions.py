@@ -49,11 +49,11 @@ class KnownReleases(dict[str, T]):
 
 
 def facts_by_release(document: Mapping[str, Any], facts: Iterable[str]) -> dict[str, dict[str, frozenset[str]]]:
-    """Return the names of each fact by release, of a document with `releases` and names by fact and range of releases.
+    """Return the names of each fact by release, of a document with `sources` of releases and names by fact and range.
 
     The range "0.20.0..0.24.0" includes both ends, and "0.20.0.." extends to the newest release.
     """
-    versions = list(document["releases"])
+    versions = list(document["sources"])
     found = {version: dict.fromkeys(facts, frozenset[str]()) for version in versions}
     for fact in found[versions[0]]:
         for span, names in (document.get(fact) or {}).items():

@@ -12,10 +12,14 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a step requires of its node: labels with their values, and a number of devices (GPUs)."""
+    """What a step requires of its node: labels with their values, and a number of devices (GPUs).
+
+    An `exclusive` step, such as a measurement, gets all slots and devices of its node while it runs.
+    """
 
     labels: Labels = ()
     devices: int = 0
+    exclusive: bool = False
 
     def __str__(self) -> str:
         parts = [f"{name}={value}" for name, value in self.labels]

@@ -9,13 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from trtspec.core.registry import find_extension
 from trtspec.fleet.labels import Node, Requirement
 from trtspec.store.step import Step
 
 PACKAGE, ATTRIBUTE = "trtspec.fleet.pools", "POOL"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,13 @@ class Pool(ABC):
     @abstractmethod
     def wait(self, timeout_s: float) -> Sequence[Event]:
         """Return the events since the last call; wait for the first one up to `timeout_s`."""
+
+    def call(self, function: Callable[[], T], requirement: Requirement) -> dict[str, T]:
+        """Return the result of a picklable function by the name of each node that meets the requirement.
+
+        Nodes that are lost meanwhile are left out. Raises TrtspecError with the node if the function raises one.
+        """
+        return {node.name: function() for node in self.nodes() if not node.lacks(requirement)}
 
     @abstractmethod
     def cancel(self, key: str) -> None:

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from trtspec.core.errors import TrtspecError
 from trtspec.fleet.labels import Requirement, choose_requirement, explain_unplaceable
 from trtspec.fleet.pool import Advanced, Event, Failure, Finished, Lost, Message, Outcome, Pool, Started, Task
+from trtspec.store.plan import needed_keys
 from trtspec.store.step import Step
 
 log = logging.getLogger(__name__)
@@ -40,12 +41,21 @@ CellStatus = Literal["waiting", "running", "built", "failed", "unplaceable"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One artifact to build: its steps in plan order, and what each requires, by key; `where` locates it for users."""
+    """One artifact to build: its steps in plan order, and what each requires, by key; `where` locates it for users.
+
+    `outputs` are the keys of the steps whose outputs are published, by default of all. Other steps run only if one that
+    has to run needs them.
+    """
 
     name: str
     steps: tuple[Step, ...]
     requirements: Mapping[str, Requirement] = field(default_factory=dict)
     where: str = ""
+    outputs: frozenset[str] = frozenset()
+
+    @property
+    def published(self) -> frozenset[str]:
+        return self.outputs or frozenset(step.key for step in self.steps)
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,8 @@ class Limits:
 class StepRun:
     """The state of one key: its step, the alternatives that its cells accept, and what became of it.
 
-    `inputs` are the keys of its dependencies. `status` is that of the outcome when `state` is "done". `builds` counts
-    how often the step was built.
+    `inputs` are the keys of its dependencies. `status` is that of the outcome when `state` is "done", and "unneeded"
+    for a step that did not have to run. `builds` counts how often the step was built.
     """
 
     step: Step
@@ -78,7 +88,7 @@ class StepRun:
     alternatives: list[Requirement] = field(default_factory=list)
     cells: list[str] = field(default_factory=list)
     state: Literal["waiting", "queued", "running", "done", "failed"] = "waiting"
-    status: Literal["hit", "fetched", "built", ""] = ""
+    status: Literal["hit", "fetched", "built", "unneeded", ""] = ""
     node: str = ""
     seconds: float = 0.0
     builds: int = 0
@@ -184,17 +194,24 @@ class Scheduler:
                 self._publish_finished()
                 self._observer.changed(self.cells, self.steps)
             self._look_at_nodes(has_events=bool(events))
+        for run in self.steps.values():
+            if run.state == "waiting" and any(self._by_name[name].status == "built" for name in run.cells):
+                run.status = "unneeded"
 
     def _submit_ready(self) -> None:
+        needed = self._needed()
         for run in self.steps.values():
-            if run.state == "waiting" and self._is_needed(run) and self._is_ready(run):
+            if run.state == "waiting" and run.step.key in needed and self._is_ready(run):
                 # Without a fitting node, the first alternative is queued, which a growing cluster takes as demand.
                 chosen = choose_requirement(run.alternatives, self._nodes) or run.alternatives[0]
                 run.state = "queued"
                 self._pool.submit(Task(run.step, chosen))
 
-    def _is_needed(self, run: StepRun) -> bool:
-        return any(self._by_name[name].is_open for name in run.cells)
+    def _needed(self) -> set[str]:
+        """Return the keys of the outputs that the open cells need."""
+        published = {key for run in self.cells if run.is_open for key in run.cell.published}
+        present = {key for key, run in self.steps.items() if run.state == "done"}
+        return needed_keys([run.step for run in self.steps.values()], published, present)
 
     def _is_ready(self, run: StepRun) -> bool:
         return all(self.steps[key].state == "done" for key in run.inputs)
@@ -264,8 +281,9 @@ class Scheduler:
         self._cancel_unneeded()
 
     def _cancel_unneeded(self) -> None:
+        needed = self._needed()
         for run in self.steps.values():
-            if run.state in ("queued", "running") and not self._is_needed(run):
+            if run.state in ("queued", "running") and run.step.key not in needed:
                 self._pool.cancel(run.step.key)
                 run.state = "waiting"
 
@@ -276,7 +294,7 @@ class Scheduler:
 
     def _publish_finished(self) -> None:
         for run in self.cells:
-            if run.is_open and all(self.steps[step.key].state == "done" for step in run.cell.steps):
+            if run.is_open and all(self.steps[key].state == "done" for key in run.cell.published):
                 self._publish_cell(run)
 
     def _publish_cell(self, run: CellRun) -> None:
@@ -299,9 +317,10 @@ class Scheduler:
 
     def _refuse_unplaceable(self, patience_s: float) -> None:
         """Close the cells with a step that no node has been able to run for `patience_s`."""
-        now = self._clock()
+        now, needed = self._clock(), self._needed()
         for run in self.steps.values():
-            if run.state not in ("waiting", "queued") or choose_requirement(run.alternatives, self._nodes):
+            is_waiting = run.state in ("waiting", "queued") and run.step.key in needed
+            if not is_waiting or choose_requirement(run.alternatives, self._nodes):
                 self._unfit_since.pop(run.step.key, None)
             elif now - self._unfit_since.setdefault(run.step.key, now) >= patience_s:
                 self._give_up(run)

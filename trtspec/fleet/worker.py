@@ -10,17 +10,15 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from trtspec.core.errors import StepError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.files import file_identity
 from trtspec.core.paths import PACKAGE
 from trtspec.fleet.pool import Failure, Outcome
-from trtspec.store.files import FileReader, Files
+from trtspec.store.files import FileReader, Files, replace_files
 from trtspec.store.remote import Start
 from trtspec.store.step import Inputs, Step
 from trtspec.store.store import Store
@@ -62,6 +60,7 @@ def _run(
     found = {each.key: store.fetch(each) for each in step.dependencies}
     if missing := tuple(key for key, entry in found.items() if entry is None):
         return Outcome("missing", node, missing=missing)
+    step.check_machine()
     directories: Mapping[str, Path] = {key: entry.files_dir for key, entry in found.items() if entry}
     obtained = store.obtain(localize(step, store), Inputs(directories, devices), start)
     return Outcome(obtained.status, node, time.perf_counter() - started)
@@ -72,23 +71,7 @@ def localize(step: Step, store: Store) -> Step:
 
     Raise StepError for a source file that this machine lacks or that has other content. The key does not change.
     """
-    changed = {each.name: _localized(getattr(step, each.name), store) for each in fields(step)}  # type: ignore[arg-type]
-    changed = {name: value for name, value in changed.items() if value is not getattr(step, name)}
-    return replace(step, **changed) if changed else step  # type: ignore[type-var]
-
-
-def _localized(value: Any, store: Store) -> Any:
-    """Return `value` with local files; the same object if nothing in it changes."""
-    if isinstance(value, Files):
-        return _local_files(value, store)
-    if isinstance(value, tuple):
-        found = tuple(_localized(each, store) for each in value)
-        return found if any(new is not old for new, old in zip(found, value, strict=True)) else value
-    if is_dataclass(value) and not isinstance(value, Step | type):
-        parts = {each.name: _localized(getattr(value, each.name), store) for each in fields(value) if each.init}
-        parts = {name: part for name, part in parts.items() if part is not getattr(value, name)}
-        return replace(value, **parts) if parts else value
-    return value
+    return replace_files(step, lambda files: _local_files(files, store), in_inputs=False)
 
 
 def _local_files(files: Files, store: Store) -> Files:

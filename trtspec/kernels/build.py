@@ -198,6 +198,12 @@ class LibrarySpec:
         return compute_digest("trtspec.plugins/1", (self, FLAGS))
 
     @property
+    def identity(self) -> tuple[tuple[str, str], ...]:
+        """Return the names and values of the tools that decide the library's bytes."""
+        tools = self.toolchain
+        return (("processor", tools.machine), ("C++ compiler", tools.cxx_version), ("nvcc", tools.nvcc_version))
+
+    @property
     def path(self) -> Path:
         """Return the library's path in the cache, whether it exists or not."""
         return _libraries() / self.key / LIBRARY

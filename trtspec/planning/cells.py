@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,14 +22,14 @@ from trtspec.core.processes import sigterm_as_interrupt
 from trtspec.fleet.labels import Requirement
 from trtspec.fleet.pool import PoolOptions, find_pool
 from trtspec.fleet.scheduler import Cell, CellRun, FleetObserver, Limits, MissingOutputs, Scheduler, StepRun
+from trtspec.planning.check.recipe import CheckResult
 from trtspec.planning.pipeline import Build, check_builds, default_artifact_dir, plan_runnable, publish_build
+from trtspec.planning.remote_tools import RemoteTools, engine_labels
 from trtspec.recipe.load import LoadedRecipe, display_name
 from trtspec.recipe.validate import find_mark
 from trtspec.store.executor import StepResult
 from trtspec.store.step import Step
 from trtspec.store.store import Store
-
-GPU_LABEL = "gpu"
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,18 @@ def build_cells(request: FleetRequest, store: Store, events: Events) -> FleetRes
     """
     started = time.perf_counter()
     kind, address = find_pool(request.on)
-    builds = _plan(request, store, events, elsewhere=kind.is_remote)
-    devices = tuple(dict.fromkeys(device for build in builds.values() for device in build.artifact.devices))
-    cells = [_cell(loaded, builds[loaded.recipe.name]) for loaded in request.recipes]
-    publisher = _Publisher(builds, store, started, publishes=not request.until)
+    checks = _check(request, store, elsewhere=kind.is_remote)
     with ExitStack() as stack:
         stack.enter_context(sigterm_as_interrupt())
+        # The tools of a remote pool are part of the plan, and the devices of this machine follow from the plan.
+        remote = stack.enter_context(kind.open(PoolOptions(address))) if kind.is_remote else None
+        builds = _plan(request, checks, store, events, RemoteTools(remote) if remote else None)
+        cells = [_cell(loaded, builds[loaded.recipe.name]) for loaded in request.recipes]
+        publisher = _Publisher(builds, store, started, publishes=not request.until)
         for name, build in builds.items():
             stack.enter_context(store.holding([step.key for step in build.plan.steps], name))
-        pool = stack.enter_context(kind.open(PoolOptions(address, devices)))
+        devices = tuple(dict.fromkeys(device for build in builds.values() for device in build.artifact.devices))
+        pool = remote or stack.enter_context(kind.open(PoolOptions(address, devices)))
         scheduler = Scheduler(
             cells,
             pool,
@@ -108,16 +112,24 @@ def build_cells(request: FleetRequest, store: Store, events: Events) -> FleetRes
     return FleetResult(results, scheduler.steps, time.perf_counter() - started)
 
 
-def _plan(request: FleetRequest, store: Store, events: Events, *, elsewhere: bool) -> dict[str, Build]:
-    """Check all recipes, then return their plans by name."""
-    pairs = [(loaded, default_artifact_dir(loaded.recipe)) for loaded in request.recipes]
-    checks = check_builds(pairs, store, request.until, elsewhere=elsewhere)
-    builds = {}
-    for loaded, checked in zip(request.recipes, checks, strict=True):
-        name = loaded.recipe.name
-        if name in builds:
+def _check(request: FleetRequest, store: Store, *, elsewhere: bool) -> list[CheckResult]:
+    """Check all recipes; raise TrtspecError if two have the same name."""
+    names: set[str] = set()
+    for loaded in request.recipes:
+        if (name := loaded.recipe.name) in names:
             where = display_name(loaded.path)
             raise TrtspecError(f"two recipes have the name {name}", where=where, hint="give one another name")
+        names.add(name)
+    pairs = [(loaded, default_artifact_dir(loaded.recipe)) for loaded in request.recipes]
+    return check_builds(pairs, store, request.until, elsewhere=elsewhere)
+
+
+def _plan(
+    request: FleetRequest, checks: Sequence[CheckResult], store: Store, events: Events, tools: RemoteTools | None
+) -> dict[str, Build]:
+    """Return the plans of the checked recipes by name; `tools` are those of a remote pool."""
+    builds = {}
+    for loaded, checked in zip(request.recipes, checks, strict=True):
         build = plan_runnable(
             loaded,
             checked,
@@ -125,19 +137,21 @@ def _plan(request: FleetRequest, store: Store, events: Events, *, elsewhere: boo
             events.on_prepare,
             events.on_read,
             request.until,
-            elsewhere=elsewhere,
+            elsewhere=tools is not None,
             read_all=True,
+            remote_probe=partial(tools.probe, loaded.recipe.fleet.labels) if tools else None,
         )
         events.on_warnings(build.diagnostics)
+        name = loaded.recipe.name
         builds[name] = build.until(request.until) if request.until else build
-        if not elsewhere and (problems := builds[name].artifact.problems()):
+        if not tools and (problems := builds[name].artifact.problems()):
             raise StepError("; ".join(problems), hint="the installed version differs from engine.version")
     return builds
 
 
 def _cell(loaded: LoadedRecipe, build: Build) -> Cell:
     requirements = {step.key: step_requirement(loaded, build, step) for step in build.plan.steps}
-    return Cell(loaded.recipe.name, build.plan.steps, requirements, recipe_position(loaded))
+    return Cell(loaded.recipe.name, build.plan.steps, requirements, recipe_position(loaded), build.plan.targets)
 
 
 def recipe_position(loaded: LoadedRecipe) -> str:
@@ -152,11 +166,7 @@ def step_requirement(loaded: LoadedRecipe, build: Build, step: Step) -> Requirem
     All steps require the recipe's `fleet.labels`. Steps with devices also require that number of GPUs of the
     recipe's kind (label `gpu`), and the version of the engine (a label with the backend's name).
     """
-    labels = dict(loaded.recipe.fleet.labels)
-    if step.num_devices:
-        engine = build.recipe.engine
-        labels |= {GPU_LABEL: engine.gpu.lower()} if engine.gpu else {}
-        labels |= {engine.backend: engine.version} if engine.version else {}
+    labels = {**loaded.recipe.fleet.labels, **(engine_labels(build.recipe.engine) if step.num_devices else {})}
     return Requirement(tuple(sorted(labels.items())), step.num_devices)
 
 
@@ -190,13 +200,12 @@ class _Publisher:
         """Publish a cell; raise MissingOutputs if the store lacks an output of its steps."""
         if not self._publishes:
             return
-        found = {step.key: self._store.fetch(step) for step in cell.steps}
+        found = {step.key: self._store.fetch(step) for step in cell.steps if step.key in cell.published}
         if missing := [key for key, entry in found.items() if entry is None]:
             raise MissingOutputs(missing)
         results = [
-            StepResult(step, steps[step.key].status or "hit", steps[step.key].seconds, entry)
+            StepResult(step, steps[step.key].status or "unneeded", steps[step.key].seconds, found.get(step.key))
             for step in cell.steps
-            if (entry := found[step.key])
         ]
         build = self._builds[cell.name]
         built = publish_build(build, default_artifact_dir(build.recipe), self._store, results, self._started)

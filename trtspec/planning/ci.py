@@ -12,10 +12,9 @@ from typing import Any
 
 import yaml
 
-from trtspec.backends.base import AUTO, find_backend, in_process_backend
+from trtspec.backends.base import in_process_backend, needs_gpu
 from trtspec.core.errors import TrtspecError
 from trtspec.recipe.load import load_matrix
-from trtspec.recipe.schema import Engine
 from trtspec.store.registries.repository import check_address
 
 CACHE = ".trtspec-cache"
@@ -126,11 +125,11 @@ def make_pipeline(
     for path, relative in zip(recipes, paths, strict=True):
         loaded = load_matrix(path)
         for each in loaded:
-            name, needs_gpu = each.recipe.name, _needs_gpu(each.recipe.engine)
+            name, on_gpu = each.recipe.name, needs_gpu(each.recipe.engine)
             if name in jobs:
                 raise TrtspecError(f"two recipes are called {name}", where=relative, hint="change `name`")
-            runner = gpu_runner if needs_gpu else cpu_runner
-            jobs[name] = BuildJob(name, relative, name if len(loaded) > 1 else "", needs_gpu, runner)
+            runner = gpu_runner if on_gpu else cpu_runner
+            jobs[name] = BuildJob(name, relative, name if len(loaded) > 1 else "", on_gpu, runner)
     return Pipeline(tuple(paths), tuple(jobs.values()), python, install, cpu_runner, branch, sign, remote)
 
 
@@ -150,13 +149,6 @@ def _relative(path: Path, root: Path) -> str:
         raise TrtspecError(
             "the recipe is outside the project", where=str(path), hint=f"run it in {path.parent}"
         ) from None
-
-
-def _needs_gpu(engine: Engine) -> bool:
-    """Return True if a recipe's engine needs a GPU; with backend `auto`, it does if the recipe names a GPU."""
-    if engine.backend == AUTO:
-        return engine.gpu is not None
-    return engine.device != "cpu" and not find_backend(engine.backend).in_process
 
 
 class _Dumper(yaml.SafeDumper):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
@@ -25,7 +25,7 @@ from trtspec.backends.base import ArtifactPlan, Backend, engine_arguments, find_
 from trtspec.backends.common.cache_source import store_source
 from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.backends.common.memory import MemoryPlan
-from trtspec.backends.context import PlanContext, recipe_models
+from trtspec.backends.context import PlanContext, RemoteProbe, recipe_models
 from trtspec.checkpoints.resolve import OnProgress, prepare_source
 from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError
 from trtspec.core.errors import CheckpointError, StepError, TrtspecError
@@ -282,17 +282,20 @@ def plan_build(
     for_build: bool = False,
     read_at_most: int | None = None,
     on_read: Callable[[int, int], None] = lambda done, total: None,
+    remote_probe: RemoteProbe | None = None,
 ) -> Build:
     """Check a recipe and plan its build; raises RecipeError with all problems.
 
     `checked` is the result of an earlier check. Unknown sources of more than `read_at_most` bytes (by default
     READ_WHILE_PLANNING) are not hashed, unless `read_all` is set. `for_build` is set if the build is to be run, also
-    without `read_all`. `on_read` is called with the bytes hashed so far and the total.
+    without `read_all`. `on_read` is called with the bytes hashed so far and the total. `remote_probe` is that of the
+    context.
     """
     checked = checked or check_recipe(loaded)
     context = checked.context
     if checked.errors or context is None:
         raise RecipeError(checked.diagnostics)
+    context = replace(context, remote_probe=remote_probe) if remote_probe else context
     total, done, lock = sum(source.nbytes for source in context.sources.values()), 0, Lock()
 
     def on_bytes(count: int) -> None:
@@ -336,7 +339,8 @@ def publish_build(build: Build, out: Path, store: Store, results: list[StepResul
     status = _publish(build, out, results, (ended - timedelta(seconds=time.perf_counter() - started), ended))
     if status == "published":
         for result in results:
-            store.restamp(result.key)
+            if result.entry:
+                store.restamp(result.key)
     _remember_sources(build, store)
     log.info("%s: %s", out, status)
     return BuildResult(out, manifest_sha256(out), status, results, time.perf_counter() - started)
@@ -365,10 +369,10 @@ def _check_readable(build: Build, store: Store) -> None:
 def _publish(
     build: Build, out: Path, results: Sequence[StepResult], times: tuple[datetime, datetime]
 ) -> Literal["published", "unchanged"]:
-    entries = {result.key: result.entry for result in results}
+    outputs = {result.key: result for result in results}
     records, files = [], {}
     for directory, step in build.artifact.steps.items():
-        entry = entries[step.key]
+        entry = outputs[step.key].output
         for file in entry.files:
             path = f"{directory}/{file.path}" if directory else file.path
             records.append(file.model_copy(update={"path": path}))
@@ -484,15 +488,16 @@ def plan_runnable(
     *,
     elsewhere: bool = False,
     read_all: bool = False,
+    remote_probe: RemoteProbe | None = None,
 ) -> Build:
     """Return a build that can run on this machine, at least up to the steps called `until`, of a `checked` recipe.
 
     Missing sources are downloaded, unless their metadata are cached and the store has every step that reads them.
     Raises RecipeError as `prepare_sources` and `plan_build` do, and if this machine lacks a tool or its image, unless
-    the steps run `elsewhere`. With `read_all`, all keys are final.
+    the steps run `elsewhere`. With `read_all`, all keys are final. `remote_probe` is that of the context.
     """
     if checked.context:
-        build = _plan_all(loaded, store, on_read, checked, read_all=read_all)
+        build = _plan_all(loaded, store, on_read, checked, read_all=read_all, remote_probe=remote_probe)
         if not elsewhere:
             _check_tools(loaded, build, store, until)
         part = build.until(until) if until else build
@@ -500,7 +505,7 @@ def plan_runnable(
         if not part.needs_sources(store):
             return build
     prepare_sources(loaded, on_progress)
-    build = _plan_all(loaded, store, on_read, read_all=read_all)
+    build = _plan_all(loaded, store, on_read, read_all=read_all, remote_probe=remote_probe)
     if not elsewhere:
         _check_tools(loaded, build, store, until)
     return build
@@ -513,12 +518,14 @@ def _plan_all(
     checked: CheckResult | None = None,
     *,
     read_all: bool,
+    remote_probe: RemoteProbe | None,
 ) -> Build:
     """Return a build with all sources read, except, without `read_all`, for those that its steps hash."""
-    build = plan_build(loaded, checked=checked, for_build=True, on_read=on_read)
+    plan = partial(plan_build, loaded, checked=checked, on_read=on_read, remote_probe=remote_probe)
+    build = plan(for_build=True)
     if build.is_read or (not read_all and build.hashes_sources(store)):
         return build
-    return plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
+    return plan(read_all=True)
 
 
 def _check_tools(loaded: LoadedRecipe, build: Build, store: Store, until: str) -> None:

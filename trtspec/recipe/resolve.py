@@ -74,7 +74,7 @@ class ResolvedSpeculation(Speculation):
     draft: None = Field(default=None, exclude=True)
     drafts: tuple[ResolvedModel, ...]
     options: dict[str, Any]
-    acceptance_rate_threshold: float = 0.0  # older manifests lack this and other keys with a default
+    acceptance_rate_threshold: float = 0.0
     acceptance_window: int = 0
 
 

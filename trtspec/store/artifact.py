@@ -94,10 +94,10 @@ class BackendRecord(_Record):
 class Manifest(_Record):
     """Outputs, inputs, tools and GPU of a build; equal manifests describe equal artifacts.
 
-    It contains no time and no location: recipe paths are reduced to names. `memory` is empty in manifests of earlier
-    versions. `target_key` is equal for artifacts whose converted targets differ at most in an embedded draft head, and
-    empty if nothing is converted. `simulated_acceptance` is empty except in the temporary artifacts of capacity tests,
-    which have the forced acceptance rate of each position of a draft.
+    It contains no time and no location: recipe paths are reduced to names. `memory` is empty if it cannot be estimated.
+    `target_key` is equal for artifacts whose converted targets differ at most in an embedded draft head, and empty if
+    nothing is converted. `simulated_acceptance` is empty except in the temporary artifacts of capacity tests, which
+    have the forced acceptance rate of each position of a draft.
     """
 
     recipe: ResolvedRecipe
@@ -184,12 +184,12 @@ def manifest_sha256(artifact_dir: Path) -> str:
 
 
 def parse_expected(text: str, option: str = "--manifest") -> str:
-    """Return the hex digits of "sha256:HEX"; raises TrtspecError for any other format."""
-    match = re.fullmatch(r"sha256:([0-9a-f]{64})", text)
+    """Return the hex digits of "sha256:HEX", and "" for ""; raises TrtspecError for any other format."""
+    match = re.fullmatch(r"(?:sha256:([0-9a-f]{64}))?", text)
     if not match:
         hint = "`trtspec build` prints it; sha256sum build/NAME/manifest.json computes it"
         raise TrtspecError(f"{option} {text[:100]!r}: expected sha256: and 64 hex digits", hint=hint)
-    return match[1]
+    return match[1] or ""
 
 
 def _schema_hint(schema: object) -> str | None:

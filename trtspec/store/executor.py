@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Execution of a plan: take outputs from the store, build the missing ones and notify an observer.
 
-Steps run sequentially in plan order. Steps that require devices run concurrently with the others, each on its own
-devices, as far as devices are free.
+Outputs that the build does not need are neither fetched nor built. Steps run sequentially in plan order. Steps that
+require devices run concurrently with the others, each on its own devices, as far as devices are free.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Literal, Protocol
 from trtspec.core.processes import sigterm_as_interrupt
 from trtspec.store.entry import StoreEntry
 from trtspec.store.files import with_digests
-from trtspec.store.plan import StepPlan
+from trtspec.store.plan import StepPlan, plan_status
 from trtspec.store.step import Inputs, RunStopped, Step, StepProgress
 from trtspec.store.store import Store
 
 log = logging.getLogger(__name__)
 
-Status = Literal["hit", "fetched", "built"]
+Status = Literal["hit", "fetched", "built", "unneeded"]
 WAKE_S = 0.5  # a signal delivered to another thread is handled when this thread wakes
 
 
@@ -60,12 +60,15 @@ class Unobserved:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step with its final key: status, seconds spent on it in this run, and its verified entry."""
+    """The result of a step with its final key: status, seconds spent on it in this run, and its verified entry.
+
+    An unneeded step has no entry.
+    """
 
     step: Step
     status: Status
     seconds: float
-    entry: StoreEntry
+    entry: StoreEntry | None
 
     @property
     def name(self) -> str:
@@ -75,19 +78,31 @@ class StepResult:
     def key(self) -> str:
         return self.step.key
 
+    @property
+    def output(self) -> StoreEntry:
+        """Return the entry; raises ValueError for an unneeded step."""
+        if self.entry is None:
+            raise ValueError(f"the output of {self.name} was not needed")
+        return self.entry
+
 
 def execute(plan: StepPlan, store: Store, observer: Observer, devices: Sequence[str] = ()) -> list[StepResult]:
-    """Build the missing steps of a plan and return the results of all its steps, in plan order.
+    """Build the missing steps of a plan that are needed, and return the results of all its steps, in plan order.
 
     The first exception of a step ends the run and is raised. Finished steps stay in the store, so the next run
     continues there. `devices` are allocated to steps that require some; without any, such steps run like other steps.
     """
     run = _Run(store, observer)
     with sigterm_as_interrupt():
-        if devices and any(step.num_devices for step in plan.steps):
-            _run_concurrently(plan.steps, run, list(devices))
+        statuses = plan_status(plan, store)
+        run.results |= {
+            each.key: StepResult(each.step, "unneeded", 0.0, None) for each in statuses if each.status == "unneeded"
+        }
+        steps = [each.step for each in statuses if each.status != "unneeded"]
+        if devices and any(step.num_devices for step in steps):
+            _run_concurrently(steps, run, list(devices))
         else:
-            for step in plan.steps:
+            for step in steps:
                 run.bring(step)
     return [run.results[step.key] for step in plan.steps]
 
@@ -112,17 +127,29 @@ class _Run:
         return all(each.key in self.results for each in step.dependencies)
 
     def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
+        """Bring a step's output into the store, and inputs that seemed unneeded if the step has to run after all."""
         started = time.perf_counter()
-        planned_key, before = step.key, [self.results[each.key].entry for each in step.dependencies]
+        absent = [each for each in step.dependencies if self.results[each.key].entry is None]
+        if absent and not self._store.get(step.key).entry:
+            if entry := self._store.fetch(step, lambda total: _Meter(step, self, total)):
+                self._finish(step.key, StepResult(step, "fetched", time.perf_counter() - started, entry))
+                return
+            for each in absent:
+                self.bring(each)
+            started, absent = time.perf_counter(), []
+        planned_key, known = step.key, [each for each in step.dependencies if each not in absent]
+        before = [self.results[each.key].output for each in known]
         inputs = Inputs({entry.key: entry.files_dir for entry in before}, devices)
         step = with_digests(step, self._found)
         found = self._store.obtain(step, inputs, lambda total: _Meter(step, self, total))
         self._found |= inputs.found_digests
-        status, seconds = found.status, time.perf_counter() - started
-        log.info("%s: %s in %.2f s, %s", step.name, status, seconds, found.entry.directory)
+        self._finish(planned_key, StepResult(found.step, found.status, time.perf_counter() - started, found.entry))
+
+    def _finish(self, planned_key: str, result: StepResult) -> None:
+        log.info("%s: %s in %.2f s, %s", result.name, result.status, result.seconds, result.output.directory)
         with self.observing() as observer:
-            observer.step_finished(step, status, seconds)
-        self.results[planned_key] = StepResult(found.step, status, seconds, found.entry)
+            observer.step_finished(result.step, result.status, result.seconds)
+        self.results[planned_key] = result
 
     def fail(self, error: BaseException) -> BaseException:
         """Record an error, unless the run has already failed, and return the run's first error."""

@@ -98,7 +98,7 @@ def _find_files(value: object) -> Iterator[Files]:
 
 def with_digests(step: Step, found: FoundDigests) -> Step:
     """Return a step whose files, and those of the steps that it depends on, have the digests in `found`."""
-    return cast(Step, _replace_files(step, lambda files: files.with_digests(found))) if found else step
+    return replace_files(step, lambda files: files.with_digests(found)) if found else step
 
 
 def shape_key(step: Step) -> str:
@@ -107,20 +107,32 @@ def shape_key(step: Step) -> str:
     Equal files have equal samples. If no entry of the store has the shape of a step with unread files, then it has none
     that the step could use.
     """
-    return cast(Step, _replace_files(step, Files.without_digests)).key
+    return replace_files(step, Files.without_digests).key
 
 
-def _replace_files(value: Any, change: Callable[[Files], Files]) -> Any:
-    """Return a copy of a step, or of the value of a field, in which `change` was applied to all Files."""
+def replace_files(step: Step, change: Callable[[Files], Files], *, in_inputs: bool = True) -> Step:
+    """Return a step in which `change` was applied to all Files, also in the steps that it depends on if `in_inputs`.
+
+    The same object is returned if nothing changes.
+    """
+    return cast(Step, _replace_fields(step, change, in_inputs=in_inputs))
+
+
+def _replace_fields(value: Any, change: Callable[[Files], Files], *, in_inputs: bool) -> Any:
+    changed = {each.name: _replace(getattr(value, each.name), change, in_inputs) for each in fields(value) if each.init}
+    changed = {name: found for name, found in changed.items() if found is not getattr(value, name)}
+    return replace(value, **changed) if changed else value
+
+
+def _replace(value: Any, change: Callable[[Files], Files], in_inputs: bool) -> Any:
     if isinstance(value, Files):
         return change(value)
     if type(value) is tuple:
-        return tuple(_replace_files(each, change) for each in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(
-            value, **{each.name: _replace_files(getattr(value, each.name), change) for each in fields(value)}
-        )
-    return value
+        found = tuple(_replace(each, change, in_inputs) for each in value)
+        return found if any(new is not old for new, old in zip(found, value, strict=True)) else value
+    if not is_dataclass(value) or isinstance(value, type) or (isinstance(value, Step) and not in_inputs):
+        return value
+    return _replace_fields(value, change, in_inputs=in_inputs)
 
 
 @contextmanager

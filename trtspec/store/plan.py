@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,22 +25,36 @@ class StepPlan:
 
     def __init__(self, targets: Iterable[Step]) -> None:
         found: dict[str, Step] = {}
-        for target in targets:
+        chosen = list(targets)
+        for target in chosen:
             _visit(target, found)
         self.steps = tuple(found.values())
+        self.targets = frozenset(target.key for target in chosen)
+
+
+def needed_keys(steps: Sequence[Step], targets: Collection[str], present: Collection[str]) -> set[str]:
+    """Return the keys of the outputs that a build needs: those of the targets, and the inputs of needed steps that run.
+
+    `steps` are in plan order. Steps with the keys in `present` do not run, because their outputs exist.
+    """
+    needed = set(targets)
+    for step in reversed(steps):  # the steps that read an output come before the step that writes it
+        if step.key in needed and step.key not in present:
+            needed |= {each.key for each in step.dependencies}
+    return needed
 
 
 @dataclass(frozen=True)
 class StepStatus:
     """The status of a step: "hit" if its output is in the store, "remote" if the remote store has it, else "miss".
 
-    `why` is the reason of a miss.
+    An output that is not in the store and that the build does not need is "unneeded". `why` is the reason of a miss.
     """
 
     step: Step
     name: str
     key: str
-    status: Literal["hit", "remote", "miss"]
+    status: Literal["hit", "remote", "miss", "unneeded"]
     why: str
 
 
@@ -50,8 +64,13 @@ def plan_status(plan: StepPlan, store: Store) -> list[StepStatus]:
     lookups = {step.key: store.peek(step.key) for step in plan.steps}
     missing = [step.key for step in plan.steps if step.is_shared and not lookups[step.key].entry]
     remote = store.remote.find(missing) if store.remote and missing else frozenset()
+    present = remote | {key for key, lookup in lookups.items() if lookup.entry}
+    needed = needed_keys(plan.steps, plan.targets, present)
     for step in plan.steps:
         lookup = lookups[step.key]
+        if not lookup.entry and step.key not in needed:
+            found[step.key] = StepStatus(step, step.name, step.key, "unneeded", "no step that has to run reads it")
+            continue
         if step.key in remote:
             found[step.key] = StepStatus(step, step.name, step.key, "remote", "in the team store")
             continue
@@ -89,10 +108,12 @@ class DiskNeed:
 
 def plan_disk(status: Sequence[StepStatus], store: Store, out: Path) -> list[DiskNeed]:
     """Return the space needed in the store by missing steps, and at `out` if it cannot hard-link to the store."""
-    missing = sum(_missing_bytes(each, store) for each in status if each.status != "hit")
+    missing = sum(_missing_bytes(each, store) for each in status if each.status in ("miss", "remote"))
     needs = [disk_need("store", store.root, missing)]
     if _device(out) != _device(store.root):
-        needs.append(disk_need("artifact", out, sum(_full_bytes(each, store) for each in status)))
+        needs.append(
+            disk_need("artifact", out, sum(_full_bytes(each, store) for each in status if each.status != "unneeded"))
+        )
     return needs
 
 

@@ -116,6 +116,10 @@ class Step(ABC):
         """Number of devices that `run` uses; a step with devices may run concurrently with others."""
         return 0
 
+    def check_machine(self) -> None:
+        """Raise StepError if this machine's tools differ from those in the key; workers call it before `run`."""
+        return
+
     @property
     def command(self) -> tuple[str, ...] | None:
         """The command line that `run` executes, if any."""

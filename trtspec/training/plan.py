@@ -73,7 +73,7 @@ def run_steps(steps: list[Step], build: Build, watching: ProgressFactory) -> lis
     plan, store = StepPlan(steps), open_store()
     with watching() as bars, store.holding([step.key for step in plan.steps], build.recipe.name):
         found = {result.key: result for result in execute(plan, store, bars)}
-    return [found[step.key].entry.files_dir for step in steps]
+    return [found[step.key].output.files_dir for step in steps]
 
 
 @dataclass(frozen=True)

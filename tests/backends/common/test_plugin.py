@@ -10,6 +10,7 @@ import pytest
 
 from trtspec.backends.common import steps
 from trtspec.backends.common.steps import CompilePlugins
+from trtspec.core.errors import StepError
 from trtspec.kernels.build import LIBRARY, LibrarySpec, Toolchain
 from trtspec.store.step import Inputs
 
@@ -51,3 +52,11 @@ def test_plugin_step_key_depends_on_sources_architectures_and_nvcc_version() -> 
         replace(SPEC, toolchain=replace(SPEC.toolchain, nvcc_version="13.1")),
     ):
         assert CompilePlugins(other).key != step.key
+
+
+def test_machine_with_another_compiler_refuses_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(SPEC, toolchain=replace(SPEC.toolchain, cxx_version="g++ 13", cxx="/opt/g++"))
+    monkeypatch.setattr(steps, "plan_library", lambda plugins, architectures: other)
+    CompilePlugins(other).check_machine()
+    with pytest.raises(StepError, match=r"compile-plugins as it was planned: C\+\+ compiler is g\+\+ 13 instead of g"):
+        CompilePlugins(SPEC).check_machine()

@@ -14,9 +14,11 @@ import yaml
 from tests.conftest import Run
 from trtspec.backends.edge_llm import toolchain
 from trtspec.backends.edge_llm.artifact import check_machine
-from trtspec.backends.edge_llm.build import PLAIN_TEMPLATE, check_engines
+from trtspec.backends.edge_llm.build import PLAIN_TEMPLATE, RunEdgeTool, check_engines
 from trtspec.core.errors import DeployError, StepError
 from trtspec.core.gpus import DetectedGpu
+from trtspec.planning.pipeline import plan_build
+from trtspec.recipe.load import load_matrix
 from trtspec.store.artifact import load_manifest
 
 # Records its arguments and environment next to itself, and writes the output files of each command.
@@ -198,6 +200,30 @@ def test_incompatible_tensorrt_version_is_reported_in_the_plan(
     facts = trtspec("plan", alone, *FOR_EDGE, "--json").document["toolchain"]
     wanted = "10.16.0.72 or 11.0.0.114"
     assert facts["why_no_engines"] == f"TensorRT 10.3.0 is installed, but Edge-LLM 0.11.0 requires {wanted}"
+
+
+def edge_steps(recipe: Path) -> list[RunEdgeTool]:
+    (loaded,) = load_matrix(recipe, FOR_EDGE[1::2])
+    return [step for step in plan_build(loaded, read_all=True).plan.steps if isinstance(step, RunEdgeTool)]
+
+
+def test_machine_with_other_tools_than_the_keys_refuses_the_steps(alone: Path, tools: Path, monkeypatch) -> None:
+    (export,) = edge_steps(alone)
+    install(monkeypatch, tensorrt="11.0.0.114")
+    show_gpu(monkeypatch)
+    (build,) = edge_steps(alone)
+    for step in (export, build):
+        step.check_machine()
+    install(monkeypatch, tensorrt="10.16.0.72")
+    export.check_machine()
+    with pytest.raises(StepError, match=r"build-engines as it was planned: TensorRT is 10\.16\.0\.72 instead of 11\.0"):
+        build.check_machine()
+    install(monkeypatch, "0.10.1")
+    with pytest.raises(StepError, match=r"export-target as it was planned: Edge-LLM is 0\.10\.1 instead of 0\.11\.0"):
+        export.check_machine()
+    monkeypatch.setenv("TRTSPEC_EDGE_LLM", "/nowhere")
+    with pytest.raises(StepError, match="Edge-LLM is absent instead of"):
+        export.check_machine()
 
 
 def test_failed_command_reports_its_exit_status_and_last_output(alone: Path, trtspec: Run, tools: Path) -> None:

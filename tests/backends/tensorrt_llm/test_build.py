@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests._support.tiny import make_llama
-from tests.doubles.fixtures import Installation
+from tests.doubles.fixtures import H200, Installation
 from trtspec.backends.common.build_tools import log_path, rebuild_script
 from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.backends.tensorrt_llm.build import REPRODUCE, TIMING_CACHE, BuildEngine, DescribeEngines
@@ -28,11 +28,12 @@ from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import StepError, StepTimeout, TrtspecError
 from trtspec.core.processes import is_alive, start_time, wait_until
+from trtspec.fleet.worker import run_step
 from trtspec.store.digest import DigestCache
 from trtspec.store.executor import Observer, Unobserved, execute
 from trtspec.store.files import FileReader, Files
 from trtspec.store.plan import StepPlan
-from trtspec.store.step import Step
+from trtspec.store.step import Step, StepProgress
 from trtspec.store.store import Store
 
 pytestmark = pytest.mark.slow  # complete builds with external programs
@@ -142,6 +143,21 @@ def test_build_command_uses_paths_relative_to_the_artifact(make: Make, store: St
     build(step, store)
     head = log_path(step).read_text().splitlines()[0]
     assert head.endswith(" && " + " ".join(step.command))
+
+
+def test_worker_with_other_tools_than_the_key_refuses_the_step(make: Make, trtllm: Installation, store: Store) -> None:
+    step = make()
+    step.check_machine()
+    trtllm.show_gpus(H200.replace("590.44.01", "580.65.06"))
+    for each in (step, replace(step, toolchain=replace(step.toolchain, image=IMAGE, reference=IMAGE, kind="image"))):
+        with pytest.raises(StepError, match=r"build-target as it was planned: .*driver is 580\.65\.06 instead of 590"):
+            each.check_machine()
+    build(replace(step.checkpoint), store)
+    outcome = run_step(step, store, "node", lambda total: StepProgress())
+    assert outcome.failure
+    assert "driver is 580.65.06 instead of 590.44.01" in outcome.failure.message
+    assert "fleet.labels" in (outcome.failure.hint or "")
+    assert store.get(step.key).entry is None
 
 
 def test_build_key_depends_on_arguments_toolchain_and_inputs(make: Make, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trtspec.backends.common.steps import SHARED, TEXT_INPUTS
 from trtspec.backends.edge_llm import artifact as edge_llm
 from trtspec.backends.llmapi import artifact as llmapi
 from trtspec.backends.sglang import artifact as sglang
@@ -15,13 +16,14 @@ from trtspec.backends.vllm import artifact as vllm
 from trtspec.serving.gateway.errors import ApiError
 from trtspec.serving.gateway.parameters import read_parameters
 from trtspec.serving.gateway.triton import TritonModelInfo, text_request, token_request
-from trtspec.serving.triton.config import load_config, set_parameter
+from trtspec.serving.triton.config import set_parameter
+from trtspec.serving.triton.repository_writer import read_config
 
 FORMAT = {"response_format": {"type": "json_object"}, "max_tokens": 5}
 
 
 def model_of(folder: Path, name: str, **parameters: Any) -> TritonModelInfo:
-    config = load_config(folder / name / "config.pbtxt")
+    config = read_config(folder / name, SHARED / name / "config.pbtxt" if name == "tensorrt_llm" else TEXT_INPUTS)
     for key, value in parameters.items():
         set_parameter(config, key, value)
     return TritonModelInfo.of(config)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 TOKEN = "hf_test"
 REPOSITORY = "team/model"
 LARGE = 100_000
@@ -221,3 +223,17 @@ def running_hub() -> Iterator[HubDouble]:
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+@contextmanager
+def connected_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
+    """Run a hub that huggingface_hub uses; no client may have sent a wrong request at the end."""
+    from huggingface_hub import constants
+
+    with running_hub() as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield running
+        assert running.problems == []

@@ -89,6 +89,20 @@ def test_target_is_mounted_from_another_repository(registry: Registry, built: Pa
     assert registry.requests("POST .*mount=")
 
 
+def test_pulled_target_is_hashed_and_then_mounted_from_its_repository(
+    registry: Registry, built: Path, tmp_path: Path
+) -> None:
+    """A pull verifies BLAKE3, so a push computes the SHA-256 itself: it never uses one that a registry claims."""
+    push(registry, built)
+    forget(tmp_path)
+    pulled = pull(registry, tmp_path / "out")
+    assert '""' in (tmp_path / "cache" / "blobs.json").read_text()
+    assert push(registry, pulled.artifact, name="team/other").sent_bytes <= sum(map(len, SMALL.values()))
+    assert registry.requests("POST .*mount=")
+    pull(registry, tmp_path / "again", name="team/other")
+    assert hashlib.sha256((built / TARGET).read_bytes()).hexdigest() in (tmp_path / "cache" / "blobs.json").read_text()
+
+
 def test_file_in_the_store_is_not_fetched(registry: Registry, built: Path, tmp_path: Path) -> None:
     from trtspec.core.paths import store_dir
     from trtspec.store.step import Inputs, Step, StepProgress

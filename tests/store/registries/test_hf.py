@@ -11,7 +11,7 @@ import pytest
 
 from tests.store.registries.artifacts import DRAFT, SMALL, TARGET, contents, make_artifact, seal, write_artifact
 from tests.store.registries.conftest import QUICK
-from tests.store.registries.hub_double import REPOSITORY, TOKEN, HubDouble, running_hub
+from tests.store.registries.hub_double import REPOSITORY, HubDouble, connected_hub
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.store.registries.http_client import RegistryError
 from trtspec.store.registries.listing import list_artifacts
@@ -19,19 +19,14 @@ from trtspec.store.registries.locations.hf import CONFIG, IMAGE_MANIFEST, parse_
 from trtspec.store.registries.pull import pull_artifact
 from trtspec.store.registries.push import push_artifact
 
-constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
+pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 ADDRESS = f"hf:{REPOSITORY}"
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
-    with running_hub() as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with connected_hub(monkeypatch) as running:
         yield running
-        assert running.problems == []
 
 
 def test_push_pull_and_list(hub: HubDouble, built: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import tarfile
 from pathlib import Path
@@ -30,6 +31,15 @@ def test_pull_restores_what_was_pushed(built: Path, tmp_path: Path, name: str) -
     (listed,) = list_artifacts(address)
     assert (listed.tag, listed.name, listed.digest) == ("v1", "tiny", pushed.digest)
     pull_artifact(f"file://{tmp_path}/{name}:v1", lambda *_: tmp_path / "again")
+
+
+@KINDS
+def test_short_writes_lose_nothing(built: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full or remote disk may write less than it was given; the rest is written, not only hashed."""
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:300_000], offset))
+    push_artifact(built, address := f"file:{tmp_path}/{name}:v1")
+    assert contents(pull_artifact(address, lambda *_: tmp_path / "out").artifact) == contents(built)
 
 
 def test_directory_keeps_several_tags_and_shares_blobs(built: Path, tmp_path: Path) -> None:

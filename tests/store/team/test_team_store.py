@@ -21,6 +21,7 @@ from tests.store.writing import Append, Write, count, fail, leftovers, overwrite
 from trtspec.core.errors import DigestMismatch, StepError, TrtspecError
 from trtspec.core.hashing import Segments
 from trtspec.planning.pipeline import open_store
+from trtspec.store.executor import Unobserved, execute
 from trtspec.store.plan import StepPlan, plan_status
 from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
@@ -55,6 +56,18 @@ class Odd(Step):
             (out / name).write_bytes(b"same" * 100_000)
         (out / "large").write_bytes(bytes([self.seed]) * (2 << 20) + b"x")
         return None
+
+
+@dataclass(frozen=True)
+class Link(Step):
+    """Writes its title after the text of its input."""
+
+    VERSION = 1
+    title: str
+    before: tuple[Link, ...] = ()
+
+    def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
+        (out / "text").write_text("".join((inputs[each] / "text").read_text() for each in self.before) + self.title)
 
 
 def files_of(store: Store, step: Step) -> dict[str, bytes]:
@@ -93,6 +106,17 @@ def test_entry_of_a_warm_store_is_sent(anywhere: Machines) -> None:
     Store(anywhere.folder / "one").obtain(step)
     assert anywhere.store("one").obtain(step).status == "hit"
     assert anywhere.store("two").obtain(step).status == "fetched"
+
+
+def test_build_fetches_only_what_it_needs(anywhere: Machines) -> None:
+    second = Link("second", (Link("first"),))
+    last = Link("last", (second,))
+    execute(StepPlan([last]), anywhere.store("one"), Unobserved())
+    two = anywhere.store("two")
+    assert [each.status for each in execute(StepPlan([last]), two, Unobserved())] == ["unneeded", "unneeded", "fetched"]
+    assert [entry.key for entry in two.entries()] == [last.key]
+    other = Link("other", (second,))
+    assert [each.status for each in execute(StepPlan([other]), two, Unobserved())] == ["unneeded", "fetched", "built"]
 
 
 def test_modes(machines: Machines) -> None:

@@ -68,6 +68,19 @@ def installed_versions(script: Path, package: str) -> tuple[str | None, str | No
     return found, tensorrt
 
 
+def check_same_tools(step: str, planned: Iterable[tuple[str, str]], here: Iterable[tuple[str, str]]) -> None:
+    """Raise StepError with the names and values of the tools that differ from those that a step was planned with."""
+    found = dict(here)
+    differing = [
+        f"{name} is {found.get(name) or 'absent'} instead of {value or 'absent'}"
+        for name, value in planned
+        if found.get(name) != value
+    ]
+    if differing:
+        hint = "run the same command again; if the nodes differ, give them labels, and name one in fleet.labels"
+        raise StepError(f"this machine cannot run {step} as it was planned: {', '.join(differing)}", hint=hint)
+
+
 def find_interpreter(script: Path) -> list[str]:
     """Return the interpreter command of a Python script; raise TrtspecError if the script is not a Python program.
 

@@ -8,10 +8,12 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trtspec.backends.base import ArtifactPlan
+from trtspec.backends.common.build_tools import check_same_tools
 from trtspec.backends.common.convert import Calibrate, ConvertCheckpoint, ConvertOtherVocabulary, HeadFiles, plan_model
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoints.generation_config import CONFIG
@@ -26,12 +28,15 @@ from trtspec.methods.base import method_version
 from trtspec.methods.draft_head import SourceHead
 from trtspec.recipe.resolve import ResolvedModel
 from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.serving.triton.repository_writer import CONFIG as MODEL_CONFIG
 from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, emit_model
 from trtspec.store.artifact_paths import BYTE_CODE, PLUGINS, PROMPTS, REPOSITORY, TOKENIZER, checkpoint, from_model
 from trtspec.store.files import FileReader, Files
 from trtspec.store.step import Inputs, Step, StepProgress
 
 TEXT_MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
+SHARED = Path(__file__).with_name("models")  # configurations that the models of several backends share
+TEXT_INPUTS = SHARED / "text_inputs.pbtxt"
 # Checkpoints of target and draft, relative to a model's directory in the repository.
 SERVED_PATHS = (from_model(checkpoint("target")), from_model(checkpoint("draft")))
 
@@ -102,6 +107,11 @@ class CompilePlugins(Step):
 
     library: LibrarySpec
 
+    def check_machine(self) -> None:
+        """Raise StepError if this machine's compilers are not those of the key."""
+        here = plan_library(self.library.plugins, self.library.architectures)
+        check_same_tools(self.name, self.library.identity, here.identity)
+
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Compile the library, or copy it from the cache. Raise StepError or StepTimeout if compilation fails."""
         progress.set_message(" ".join(self.library.plugins))
@@ -137,6 +147,7 @@ class EmitModels(EmitRepository):
     """Step that writes the named models, all with the same settings and parameters, and further files.
 
     A model's files come from the backend's own folder `own` if they exist there, otherwise from the shared models.
+    `shared` are the parts of the configurations that several backends share, by model.
     `documents` are the contents of the further files, by path in the repository.
     """
 
@@ -145,11 +156,12 @@ class EmitModels(EmitRepository):
     parameters: Parameters
     documents: dict[str, str] = field(default_factory=dict)
     own: Path | None = field(default=None, metadata={"key": False})
+    shared: Mapping[str, Path] = field(default_factory=dict, metadata={"key": False})
 
     def emit(self, out: Path) -> None:
         for name in self.names:
-            own = self.own / name if self.own else None
-            emit_model(out, name, self.serving, self.parameters, source=own if own and own.is_dir() else None)
+            source = self.own / name if self.own and (self.own / name).is_dir() else None
+            emit_model(out, name, self.serving, self.parameters, source=source, config_file=self.shared.get(name))
         for path, text in self.documents.items():
             (out / path).write_text(text, encoding="utf-8")
 
@@ -162,7 +174,7 @@ def token_models(
     max_input_len: int,
     max_seq_len: int,
     gpu_ids: Sequence[int] = (),
-    greedy_only: bool = False,
+    greedy_only: bool | None = False,
     structured_output: bool = False,
     draft_len: int = 0,
 ) -> EmitModels:
@@ -173,8 +185,9 @@ def token_models(
 
     `own` is the folder of the backend's models. `documents` are the files with the engine's arguments, by name; paths
     in them are relative to the model's directory. Lengths are in tokens. `gpu_ids` are the GPUs that are visible to the
-    engine; empty means all. With `greedy_only`, sampled requests are rejected; without `structured_output`, those with
-    a grammar. `draft_len` is the number of tokens that the engine drafts, which requests cannot change.
+    engine; empty means all. With `greedy_only`, sampled requests are rejected; None is for engines that always sample.
+    Without `structured_output`, requests with a grammar are rejected. `draft_len` is the number of tokens that the
+    engine drafts, which requests cannot change.
     """
     parameters: Parameters = {
         "tokenizer_dir": from_model(TOKENIZER),
@@ -186,13 +199,14 @@ def token_models(
         "draft_len": draft_len,
     }
     files = {f"{TARGET}/1/{name}": text for name, text in documents.items()}
-    return EmitModels(read_models(own), serving, TEXT_MODELS, parameters, files, own)
+    shared = {TARGET: SHARED / TARGET / MODEL_CONFIG}
+    return EmitModels(read_models(SHARED, own), serving, TEXT_MODELS, parameters, files, own, shared)
 
 
-def read_models(own: Path | None = None) -> tuple[tuple[str, str], ...]:
+def read_models(*own: Path) -> tuple[tuple[str, str], ...]:
     """Return the sorted (relative path, SHA-256) of every model file of trtspec: shared ones and those in `own`."""
     found: list[tuple[str, str]] = []
-    for root in filter(None, (model_repository_dir(), own)):
+    for root in (model_repository_dir(), *own):
         files = (path for path in root.rglob("*") if path.is_file() and BYTE_CODE not in path.parts)
         found += [(path.relative_to(root).as_posix(), file_sha256(path)) for path in files]
     return tuple(sorted(found))
@@ -273,7 +287,8 @@ def companion_steps(context: PlanContext, reader: FileReader) -> dict[str, Step]
         prompts = Path(recipe.gates.prompts)
         steps[PROMPTS] = CopyFiles("prompts", reader.read(prompts.parent, [prompts]))
     if recipe.plugins:
-        steps[PLUGINS] = CompilePlugins(plan_recipe_library(recipe.plugins, recipe.engine.gpu))
+        probe = partial(plan_recipe_library, recipe.plugins, recipe.engine.gpu)
+        steps[PLUGINS] = CompilePlugins(context.builder_tools(probe))
     return steps
 
 

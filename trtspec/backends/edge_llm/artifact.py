@@ -14,11 +14,19 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import EmitModels, companion_steps, read_calibration, read_models
+from trtspec.backends.common.steps import (
+    SHARED,
+    TEXT_INPUTS,
+    EmitModels,
+    companion_steps,
+    read_calibration,
+    read_models,
+)
 from trtspec.backends.context import PlanContext, recipe_models
 from trtspec.backends.edge_llm import arguments
 from trtspec.backends.edge_llm.build import CHAT_TEMPLATE, DescribeBuild, RunEdgeTool, StageCheckpoint
@@ -44,7 +52,8 @@ TOOL_FACTS = ("version", "directory", "missing", "tensorrt", "driver", "why_no_e
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps of an artifact; raise TrtspecError if the installed Edge-LLM is not the recipe's version."""
-    engine_, tools = context.resolved.engine, probe_toolchain(context.version, context.resolved.engine.gpu)
+    engine_ = context.resolved.engine
+    tools = context.builder_tools(partial(probe_toolchain, context.version, engine_.gpu))
     command, facts = arguments.build_command(context), _facts(context, tools)
     sources = {role: _stage(context, reader, role, source) for role, source in context.sources.items()}
     checkpoints: dict[str, Step] = sources | _quantized(context, reader, sources, tools)
@@ -170,7 +179,8 @@ def repository_step(
         "draft_len": document["llm"].get("speculative_config", {}).get("num_speculative_tokens", 0),
     }
     documents = {str(MODEL_JSON): json.dumps(document, indent=2) + "\n"}
-    return EmitModels(read_models(MODELS), unbatched, (ENSEMBLE, MODEL), parameters, documents, MODELS)
+    models = {ENSEMBLE: TEXT_INPUTS, MODEL: TEXT_INPUTS}
+    return EmitModels(read_models(SHARED, MODELS), unbatched, tuple(models), parameters, documents, MODELS, models)
 
 
 def check_machine(artifact: Path, manifest: Manifest) -> None:

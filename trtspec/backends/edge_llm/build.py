@@ -12,9 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.backends.common.build_tools import Tool, linked_workdir, log_path, rebuild_script, run_tool, visible_gpus
+from trtspec.backends.common.build_tools import (
+    Tool,
+    check_same_tools,
+    linked_workdir,
+    log_path,
+    rebuild_script,
+    run_tool,
+    visible_gpus,
+)
 from trtspec.backends.common.steps import CopyFiles
 from trtspec.backends.edge_llm.arguments import BUILD, DATASET_VARIABLE, PROMPTS, QUANTIZE, staged
+from trtspec.backends.edge_llm.toolchain import installed_release, probe_toolchain
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.checkpoints.tokenizer import RenderedText, Tokenizer
 from trtspec.core.errors import StepError
@@ -123,6 +132,17 @@ class RunEdgeTool(Step):
     @property
     def command(self) -> tuple[str, ...]:
         return self.argv
+
+    def check_machine(self) -> None:
+        """Raise StepError if this machine's Edge-LLM differs from the key's; for engines also TensorRT and driver."""
+        planned: dict[str, str] = json.loads(self.machine or "{}")
+        if not planned:
+            check_same_tools(self.name, [("Edge-LLM", self.version)], [("Edge-LLM", installed_release()[0])])
+            return
+        here = dict(probe_toolchain(self.version, planned["GPU"].partition(",")[0]).identity)
+        check_same_tools(
+            self.name, [(name, planned[name]) for name in ("Edge-LLM", "TensorRT", "driver")], here.items()
+        )
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Run the command and check its output files; raise StepError or StepTimeout."""

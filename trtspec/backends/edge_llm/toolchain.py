@@ -92,6 +92,12 @@ class EdgeToolchain:
         return "cuda" if self.devices else "cpu"
 
     @property
+    def identity(self) -> tuple[tuple[str, str], ...]:
+        """Return the names and values that decide which steps a plan has, and which engines a device can load."""
+        found = {"Edge-LLM": self.version, "TensorRT": self.tensorrt, "driver": self.driver, "device": self.device}
+        return tuple({**found, "missing": self.missing or self.why_no_engines}.items())
+
+    @property
     def builds_engines(self) -> bool:
         return not (self.missing or self.why_no_engines)
 
@@ -116,6 +122,13 @@ def command_directory() -> str:
     return str(Path(found).absolute().parent) if found else ""
 
 
+def installed_release() -> tuple[str, str]:
+    """Return the versions of Edge-LLM and TensorRT in its environment, each "" if it is not installed."""
+    directory = command_directory()
+    found, tensorrt = installed_versions(Path(directory) / EXPORT, PACKAGE) if directory else ("", "")
+    return found or "", tensorrt or ""
+
+
 def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
     """Return the toolchain for a release and a GPU; raise TrtspecError if another release is installed."""
     asked = os.environ.get(ENVIRONMENT)
@@ -123,11 +136,11 @@ def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
     if not directory:
         where = f"is not in {Path(asked) / 'bin'}" if asked else "is not on PATH"
         return EdgeToolchain(version, missing=where, why_no_engines=f"{BUILD} {where}")
-    found, tensorrt = installed_versions(Path(directory) / EXPORT, PACKAGE)
+    found, tensorrt = installed_release()
     if found != version:
         message = f"TensorRT Edge-LLM {found or '(none)'} is installed, but the recipe requires {version}"
         raise TrtspecError(message, where=directory, hint=f"set engine.version, or {ENVIRONMENT}")
-    gpu, seen, tensorrt = find_gpu(gpu_name), detect_gpus(), tensorrt or ""
+    gpu, seen = find_gpu(gpu_name), detect_gpus()
     devices = tuple(str(number) for number, each in enumerate(seen) if each.is_a(gpu))
     fitting = releases()[version].tensorrt_for(gpu.sm)
     why = ""

@@ -94,6 +94,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         max_input_len=engine.max_input_len,
         max_seq_len=engine.max_seq_len,
         gpu_ids=context.resolved.serving.placement.target,
+        greedy_only=None,
         structured_output=context.recipe.serving.structured_output,
         draft_len=context.draft_shape.max_depth,
     )

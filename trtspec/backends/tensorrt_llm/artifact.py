@@ -20,6 +20,7 @@ import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,8 @@ def _tree(choices: Choices) -> str:
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps of an artifact; raise TrtspecError if the installed TensorRT-LLM is not the recipe's version."""
     engine_, build = context.resolved.engine, context.resolved.engine.build
-    toolchain = probe_toolchain(build.image, engine_.version, engine_.gpu, online=reader.for_build)
+    probe = partial(probe_toolchain, build.image, engine_.version, engine_.gpu, online=reader.for_build)
+    toolchain = context.builder_tools(probe)
     checkpoints, cache = conversion_steps(context, reader), Path(build.timing_cache)
     timing_cache = (reader.read(cache.parent, [cache]),) if build.timing_cache else ()
     arguments = {spec.role: tuple(build_arguments(spec.role, context)) for spec in engine_specs(context)}

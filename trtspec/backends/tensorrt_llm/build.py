@@ -17,12 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.backends.common.build_tools import Tool, linked_workdir, log_path, rebuild_script, run_tool, visible_gpus
+from trtspec.backends.common.build_tools import (
+    Tool,
+    check_same_tools,
+    linked_workdir,
+    log_path,
+    rebuild_script,
+    run_tool,
+    visible_gpus,
+)
 from trtspec.backends.common.convert import ConvertCheckpoint
 from trtspec.backends.common.trtllm_versions import find_version_spec, is_release
 from trtspec.backends.tensorrt_llm.engine_dir import ExpectedEngine, check_engine, parse_arguments
 from trtspec.backends.tensorrt_llm.placement import LAUNCH
-from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain
+from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
 from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.core.errors import StepError
 from trtspec.store import artifact_paths
@@ -109,6 +117,13 @@ class BuildEngine(Step):
             cid_file=self._cid_file,
             user=user,
         )
+
+    def check_machine(self) -> None:
+        """Raise StepError if this machine's builder, GPU or driver is not that of the key."""
+        planned = self.toolchain
+        image = planned.image if "@" in planned.image else planned.reference
+        here = probe_toolchain(image, planned.tensorrt_llm, planned.gpu)
+        check_same_tools(self.name, planned.identity, here.identity)
 
     def run(self, out: Path, inputs: Inputs, progress: StepProgress) -> None:
         """Build the engine and compare it with the request; raise StepError or StepTimeout."""

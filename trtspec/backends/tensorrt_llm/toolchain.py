@@ -21,6 +21,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.core.gpus import Gpu, detect_gpus, find_gpu
 from trtspec.core.image_references import parse_image
 from trtspec.core.installation import DoctorCheck, installed_version
+from trtspec.store.digest import key_fields
 
 BUILDER, PACKAGE = "trtllm-build", "tensorrt_llm"
 RUNTIMES = ("docker", "podman")
@@ -60,6 +61,11 @@ class EngineToolchain:
     def is_final(self) -> bool:
         """Return whether an image is identified by its content, so that keys with this toolchain are final."""
         return not self.image or "sha256:" in self.image
+
+    @property
+    def identity(self) -> tuple[tuple[str, str], ...]:
+        """Return the names and values of the fields that decide whether an engine can be loaded."""
+        return tuple((name, str(value)) for name, value in key_fields(self).items())
 
     @property
     def image_record(self) -> str:

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.base import ArtifactPlan
-from trtspec.backends.common.steps import SERVED_PATHS, EmitModels, plan_source_artifact, read_models
+from trtspec.backends.common.steps import (
+    SERVED_PATHS,
+    SHARED,
+    TEXT_INPUTS,
+    EmitModels,
+    plan_source_artifact,
+    read_models,
+)
 from trtspec.backends.context import PlanContext
 from trtspec.backends.serving import (
     FallbackBackend,
@@ -32,12 +39,13 @@ from trtspec.backends.vllm import find_vllm
 from trtspec.backends.vllm.arguments import model_json
 from trtspec.backends.vllm.versions import having, releases
 from trtspec.core.errors import DeployError
+from trtspec.serving.triton.names import ENSEMBLE
 from trtspec.serving.triton.repository_writer import CONFIG, ServingSettings
 from trtspec.store.artifact_paths import TOKENIZER, from_model
 from trtspec.store.files import FileReader
 
 MODEL_JSON = Path("vllm_model", "1", "model.json")  # the start arguments of vLLM
-MODELS, NAMES = Path(__file__).with_name("models"), ("ensemble", "sampling_parameters", "vllm_model")
+MODELS, NAMES = Path(__file__).with_name("models"), (ENSEMBLE, "sampling_parameters", "vllm_model")
 # vLLM batches requests itself, so its models receive single requests as they arrive
 UNBATCHED = ServingSettings(max_batch_size=0)
 FP32, INT32 = 11, 8  # of Triton's DataType
@@ -134,7 +142,8 @@ def repository_step(document: Mapping[str, Any], defaults: str = UNBATCHED.defau
     parameters = {"tokenizer_dir": from_model(TOKENIZER), "draft_len": draft_len}
     documents = {str(MODEL_JSON): _dump(document)}
     settings = replace(UNBATCHED, defaults=defaults)
-    return EmitModels(read_models(MODELS), settings, NAMES, parameters, documents, MODELS)
+    shared = dict.fromkeys((ENSEMBLE, "sampling_parameters"), TEXT_INPUTS)
+    return EmitModels(read_models(SHARED, MODELS), settings, NAMES, parameters, documents, MODELS, shared)
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:

@@ -14,7 +14,6 @@ import triton_python_backend_utils as pb_utils
 
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import Constraint, EngineRequest, SamplingOptions, TokenLimits, check_request
-from trtspec.serving.triton.python_models.fields import TEXT_NAMES
 from trtspec.serving.triton.python_models.responses import respond_each
 from trtspec.serving.triton.python_models.tensors import (
     Array,
@@ -45,7 +44,7 @@ class TritonPythonModel:
         # vLLM itself also ends a text at the tokenizer's eos token
         self.ends_alike = bool(self.end_ids) and {*tokenizer.named("eos_token")} <= {*self.end_ids}
         self.draft_len, self.sampling_defaults = settings.draft_len, settings.sampling_defaults
-        self.inputs = [TEXT_NAMES.get(name, name) for name in settings.inputs]  # the ensemble's names
+        self.inputs = settings.inputs
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return respond_each(pb_utils, requests, self.answer)
@@ -80,7 +79,7 @@ class TritonPythonModel:
 
     def parameters(self, inputs: RequestTensors) -> dict[str, Any]:
         """Return vLLM's SamplingParams as JSON values."""
-        sampling = SamplingOptions(**read_sampling(inputs, "runtime_", self.sampling_defaults))
+        sampling = SamplingOptions(**read_sampling(inputs, defaults=self.sampling_defaults))
         stop, constraint = tuple(inputs.texts("stop_words")), read_constraint(inputs)
         asked = EngineRequest((0,), inputs.scalar("max_tokens"), sampling, stop=stop, constraint=constraint)
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)

@@ -107,19 +107,14 @@ def methods() -> dict[str, VllmMethod]:
 FACTS = tuple(VllmRelease.__dataclass_fields__)[2:]
 
 
-def load() -> dict[str, dict[str, Any]]:
-    """Return the content of versions.yaml: container tags by release, and names by fact and range of releases."""
-    document: dict[str, dict[str, Any]] = load_package_yaml(DATA)
-    return document
-
-
 @cache
 def releases() -> dict[str, VllmRelease]:
     """Return the known releases by version, oldest first; looking up another version returns the nearest release."""
-    document = load()
-    found = facts_by_release(document, FACTS)
-    triton = {version: tuple(tags) for version, tags in document["releases"].items()}
-    return KnownReleases({version: VllmRelease(version, triton[version], **facts) for version, facts in found.items()})
+    document = load_package_yaml(DATA)
+    found, tags = facts_by_release(document, FACTS), document["containers"]
+    return KnownReleases(
+        {version: VllmRelease(version, tuple(tags.get(version, ())), **facts) for version, facts in found.items()}
+    )
 
 
 def having(test: Callable[[VllmRelease], bool]) -> str:

@@ -2,7 +2,8 @@
 """Worker processes on this machine: `--on local:N` runs at most N steps at once, and the default runs one.
 
 A worker is started when it is first needed, and runs one step after another. Steps that require devices get their own
-workers, as far as devices are free. A worker that ends, for example because memory ran out, loses only its step.
+workers, as far as devices are free. An exclusive step runs alone, with all devices. A worker that ends, for example
+because memory ran out, loses only its step.
 """
 
 from __future__ import annotations
@@ -86,12 +87,20 @@ class LocalPool(Pool):
     def _dispatch(self) -> None:
         """Start the queued steps for which a worker and enough devices are free."""
         for task in list(self._queue):
-            wanted = min(task.step.num_devices, len(self._devices))
-            ordinary = sum(bool(each.task) and not each.devices for each in self._workers)
-            if (wanted and wanted <= len(self._free)) or (not wanted and ordinary < self._limit):
+            wanted = (
+                len(self._devices) if task.requirement.exclusive else min(task.step.num_devices, len(self._devices))
+            )
+            if self._is_free(task, wanted):
                 self._queue.remove(task)
                 devices, self._free = tuple(self._free[:wanted]), self._free[wanted:]
                 self._start(task, devices)
+
+    def _is_free(self, task: Task, wanted: int) -> bool:
+        running = [each for each in self._workers if each.task]
+        if task.requirement.exclusive or any(each.task.requirement.exclusive for each in running if each.task):
+            return not running
+        ordinary = sum(not each.devices for each in running)
+        return wanted <= len(self._free) if wanted else ordinary < self._limit
 
     def _start(self, task: Task, devices: tuple[str, ...]) -> None:
         worker = next((each for each in self._workers if not each.task), None) or self._launch()

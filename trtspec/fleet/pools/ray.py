@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers on a Ray cluster: `--on ray` starts one on this machine, `ray://HOST:PORT` and `ray:HOST:PORT` use another.
 
-Each step is one Ray task on a node whose labels fit. Ray's own retries are off, because the scheduler counts them. Ray
-serializes steps and results with pickle, so a cluster is as trusted as its machines; outputs are verified by the store.
-Calls that Ray may never return from (an unreachable address, a lost head node) run in a thread with a deadline.
+Each step is one Ray task on a node whose labels fit. Ray's own retries are off, because the scheduler counts them. An
+exclusive step is sent to one node, with all its processors and GPUs; this pool chooses the node, because Ray cannot
+reserve a node of unknown size. Ray serializes steps and results with pickle, so a cluster is as trusted as its
+machines; outputs are verified by the store. Calls that Ray may never return from (an unreachable address, a lost head
+node) run in a thread with a deadline.
 """
 
 from __future__ import annotations
@@ -18,14 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.core.paths import store_dir
-from trtspec.fleet.labels import Node
+from trtspec.fleet.labels import Node, Requirement
 from trtspec.fleet.pool import (
     Advanced,
     Event,
@@ -112,6 +113,16 @@ def probe(token: str) -> Site:
     )
 
 
+def attempt(function: Callable[[], T], code: str) -> T | Failure:
+    """Return the result of a function in a Ray worker, or the failure if it raises TrtspecError."""
+    if code_digest() != code:
+        return Failure(f"the node has trtspec {__version__} with other code than this machine", hint=SAME_HINT)
+    try:
+        return function()
+    except TrtspecError as error:
+        return Failure(error.message, error.where, error.hint or error.remedy, error.exit_code)
+
+
 def run_task(step: Step, code: str, remote: str, board: Any) -> Outcome:
     """Run a step in a Ray worker; `code` is the digest of the driver's trtspec."""
     import ray
@@ -139,6 +150,8 @@ class RayPool(Pool):
         self._ray, self._cluster = ray, cluster
         self._code, self._remote = code_digest(), os.environ.get(REMOTE, "")
         self._tasks: dict[Any, Task] = {}
+        self._queue: list[Task] = []  # exclusive steps that wait for a node
+        self._occupied: dict[Any, str] = {}  # nodes of running exclusive steps
         self._nodes: dict[str, Node] = {}
         self._labels: dict[str, dict[str, str]] = {}  # as Ray has them
         self._board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
@@ -165,27 +178,61 @@ class RayPool(Pool):
         return list(self._nodes.values())
 
     def submit(self, task: Task) -> None:
-        options = {"num_cpus": 1, "num_gpus": task.requirement.devices, "label_selector": self._selector(task)}
+        if task.requirement.exclusive:
+            self._queue.append(task)
+            self._dispatch()
+            return
+        self._send(task, num_cpus=1, num_gpus=task.requirement.devices, label_selector=self._selector(task))
+
+    def _dispatch(self) -> None:
+        """Send each waiting exclusive step to a node that fits and does not run another one."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        for task in list(self._queue):
+            free = [key for key in self._nodes if key not in self._occupied.values()]
+            if identity := next((key for key in free if not self._nodes[key].lacks(task.requirement)), ""):
+                node, only = self._nodes[identity], NodeAffinitySchedulingStrategy(identity, soft=False)
+                self._queue.remove(task)
+                ref = self._send(task, num_cpus=node.slots, num_gpus=node.devices, scheduling_strategy=only)
+                self._occupied[ref] = identity
+
+    def _send(self, task: Task, **options: Any) -> Any:
         ref = self._run.options(**options).remote(task.step, self._code, self._remote, self._board)
         self._tasks[ref] = task
+        return ref
 
     def wait(self, timeout_s: float) -> Sequence[Event]:
+        self._dispatch()
         with _explain_lost_connection(self._cluster):
-            refs = [*self._tasks, *self._board_look()]
+            if not (refs := [*self._tasks, *self._board_look()]):
+                time.sleep(min(timeout_s, REPORT_S))
+                return []
             self._ray.wait(refs, num_returns=1, timeout=timeout_s)
             ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
             events = [event for ref in ready for event in self._receive(ref)]
         # Progress may arrive after the end of its step.
         return sorted(events, key=lambda event: isinstance(event, Finished | Lost))
 
+    def call(self, function: Callable[[], T], requirement: Requirement) -> dict[str, T]:
+        """Return the result of a function by the name of each node that fits; see Pool."""
+        keys = [key for key, node in self._nodes.items() if not node.lacks(requirement)]
+        found: dict[str, T] = {}
+        for key, result in self._call_on(keys, partial(attempt, function, self._code)).items():
+            if isinstance(result, Failure):
+                raise TrtspecError(f"{self._name(key)}: {result.message}", where=result.where, hint=result.hint)
+            found[self._name(key)] = result
+        return found
+
     def cancel(self, key: str) -> None:
+        self._queue = [task for task in self._queue if task.step.key != key]
         for ref in [ref for ref, task in self._tasks.items() if task.step.key == key]:
             del self._tasks[ref]
+            self._occupied.pop(ref, None)
             _bounded(partial(self._ray.cancel, ref, force=True), CALL_S, f"{self._cluster} does not respond")
 
     def close(self) -> None:
         """Interrupt running steps so that they clean up, then disconnect, which kills what still runs."""
-        refs, self._tasks = list(self._tasks), {}
+        refs, self._tasks, self._queue = list(self._tasks), {}, []
         try:
             _bounded(lambda: self._stop(refs), 2 * STOP_S, "")
         except TrtspecError:
@@ -221,7 +268,7 @@ class RayPool(Pool):
     def _receive(self, ref: Any) -> list[Event]:
         if ref == self._look:
             return self._progress()
-        task = self._tasks.pop(ref)
+        task, identity = self._tasks.pop(ref), self._occupied.pop(ref, "")
         key, errors = task.step.key, self._ray.exceptions
         try:
             outcome = self._ray.get(ref, timeout=CALL_S)
@@ -230,6 +277,7 @@ class RayPool(Pool):
         except errors.RayTaskError as error:
             return [Finished(key, Outcome("failed", "the cluster", failure=_import_failure(error)))]
         except errors.RayError as error:
+            self._nodes.pop(identity, None)  # not again before the next look at the nodes
             return [Lost(key, "a node", _first_line(error))]
         return [Finished(key, replace(outcome, node=self._name(outcome.node)))]
 
@@ -274,36 +322,39 @@ class RayPool(Pool):
 
     def _probe_sites(self) -> dict[str, Site]:
         """Return the facts of each node by its id, of those that answer within PROBE_S."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        token = Path(f"fleet-{secrets.token_hex(8)}")
-        root = store_dir()
+        token, root = f"fleet-{secrets.token_hex(8)}", store_dir()
         root.mkdir(parents=True, exist_ok=True)
         (root / token).touch()
         try:
-            function = self._ray.remote(num_cpus=0, max_retries=0)(probe)
-            refs = {
-                function.options(scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False)).remote(
-                    str(token)
-                ): key
-                for key in self._nodes
-            }
-            ready, _ = self._ray.wait(list(refs), num_returns=len(refs), timeout=PROBE_S) if refs else ([], [])
-            found = {refs[ref]: self._site(ref) for ref in ready}
-            return {identity: site for identity, site in found.items() if site}
+            return self._call_on(list(self._nodes), partial(probe, token))
         finally:
             (root / token).unlink(missing_ok=True)
 
-    def _site(self, ref: Any) -> Site | None:
-        """Return the facts from a probe, or None if its node was lost."""
-        try:
-            site: Site = self._ray.get(ref, timeout=CALL_S)
-        except self._ray.exceptions.RayTaskError as error:
-            failure = _import_failure(error)
-            raise TrtspecError(failure.message, where=self._cluster, hint=failure.hint) from None
-        except self._ray.exceptions.RayError:
-            return None
-        return site
+    def _call_on(self, identities: Sequence[str], function: Callable[[], T]) -> dict[str, T]:
+        """Return the result of a function by node id, of the nodes that answer within PROBE_S."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        task = self._ray.remote(num_cpus=0, max_retries=0)(call)
+        refs = {
+            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False)).remote(function): key
+            for key in identities
+        }
+        ready, _ = self._ray.wait(list(refs), num_returns=len(refs), timeout=PROBE_S) if refs else ([], [])
+        found: dict[str, T] = {}
+        for ref in ready:
+            try:
+                found[refs[ref]] = self._ray.get(ref, timeout=CALL_S)
+            except self._ray.exceptions.RayTaskError as error:
+                failure = _import_failure(error)
+                raise TrtspecError(failure.message, where=self._cluster, hint=failure.hint) from None
+            except self._ray.exceptions.RayError as error:
+                log.info("%s was lost: %s", refs[ref], _first_line(error))
+        return found
+
+
+def call(function: Callable[[], T]) -> T:
+    """Call a function in a Ray worker."""
+    return function()
 
 
 def _import_failure(error: Exception) -> Failure:

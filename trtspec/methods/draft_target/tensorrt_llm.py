@@ -4,11 +4,5 @@
 from __future__ import annotations
 
 from trtspec.backends.tensorrt_llm.specs import EXTERNAL, EngineMethod
-from trtspec.methods.draft_target import DraftTargetOptions
 
-
-def _uses_draft_logits(options: DraftTargetOptions) -> bool:
-    return options.use_draft_logits
-
-
-METHOD = EngineMethod(EXTERNAL, uses_draft_logits=_uses_draft_logits)
+METHOD = EngineMethod(EXTERNAL, uses_draft_logits=lambda options: bool(options.use_draft_logits))

@@ -14,10 +14,6 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.eagle import EagleOptions
 
 
-def _tree_width(options: EagleOptions) -> int:
-    return options.top_k or 1
-
-
 def _check(context: PlanContext) -> Iterator[Diagnostic]:
     if not cast(EagleOptions, context.options).dynamic:
         message = "SGLang grows trees by the drafter's confidence and does not support static trees"
@@ -25,4 +21,6 @@ def _check(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic(f"{OPTIONS}.choices", "tree", message, hint, source=EAGLE_WORKER)
 
 
-METHOD = SglangMethod("EAGLE", tree_width=_tree_width, has_net=True, has_eagle_worker=True, check=_check)
+METHOD = SglangMethod(
+    "EAGLE", tree_width=lambda options: options.top_k or 1, has_net=True, has_eagle_worker=True, check=_check
+)

@@ -50,10 +50,6 @@ class UnoOptions(Options):
         return nodes
 
 
-def _draft_shape(options: UnoOptions, draft_len: int) -> DraftShape:
-    return DraftShape(draft_len, max(draft_len, options.nodes or 0))
-
-
 def adapter_files(options: UnoOptions) -> list[Path]:
     """Return the files of the adapter that engines read: its configuration and its weights."""
     return [Path(options.adapter) / name for name in (ADAPTER, WEIGHTS)] if options.adapter else []
@@ -119,5 +115,5 @@ METHOD = Method(
     draft_lens=range(1, 33),
     default_draft_len=4,
     options=UnoOptions,
-    draft_shape=_draft_shape,
+    draft_shape=lambda options, draft_len: DraftShape(draft_len, max(draft_len, options.nodes or 0)),
 )

@@ -7,7 +7,7 @@ top_k, and Q the number of verified tokens with the root. A chain has Q = F, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,9 @@ MAX_SLOTS = 2048  # of Q * K
 FA3_ARCHITECTURES = range(80, 91)  # compute capabilities with the attention backend fa3, the only one for UNO
 
 
-def _tree_width(options: UnoOptions) -> int:
-    return options.top_k or 1
-
-
 def _fields(options: UnoOptions, shape: DraftShape) -> Mapping[str, Any]:
     chain = {} if options.top_k else {"speculative_num_steps": 1}
     return {**chain, "uno_lora_path": from_model(PLACE), "attention_backend": "fa3"}
-
-
-def _copies(options: UnoOptions) -> Mapping[str, Sequence[Path]]:
-    return {PLACE: adapter_files(options)}
 
 
 def _check(context: PlanContext) -> Iterator[Diagnostic]:
@@ -104,4 +96,10 @@ def max_nodes(top_k: int, draft_len: int) -> int:
     return min(capacity, stored, MAX_SLOTS // top_k - 1, 127)
 
 
-METHOD = SglangMethod("UNO", _fields, tree_width=_tree_width, copies=_copies, check=_check)
+METHOD = SglangMethod(
+    "UNO",
+    _fields,
+    tree_width=lambda options: options.top_k or 1,
+    copies=lambda options: {PLACE: adapter_files(options)},
+    check=_check,
+)

@@ -81,19 +81,21 @@ def emit_model(
     parameters: Parameters,
     *,
     source: Path | None = None,
+    config_file: Path | None = None,
     samples: Sequence[WarmupSample] = (),
 ) -> None:
     """Write one model below `out` from the hand-written `source`, by default the shared model of that name.
 
+    `config_file` is a part of the configuration that several models share, or all of it.
     `parameters` replace parameters of the source, or remove them if None. With `samples`, the server warms up the model
     before it is ready. Raises TrtspecError if the source is missing or invalid.
     """
-    from trtspec.serving.triton.config import load_config, set_parameter  # needs protobuf, which a plan does without
+    from trtspec.serving.triton.config import set_parameter  # needs protobuf, which a plan does without
 
     source = source or model_repository_dir() / model
     if not source.is_dir():
         raise TrtspecError("this model is missing from the installation", where=str(source), hint="reinstall trtspec")
-    config = load_config(source / CONFIG)
+    config = read_config(source, config_file)
     config.name = model
     _set_fields(config, settings)
     for key in [*config.parameters]:
@@ -107,6 +109,22 @@ def emit_model(
         set_parameter(config, PARAMETER, MODEL)
     add_samples(config, out / model, samples)
     write_model(out / model, source, config)
+
+
+def read_config(source: Path, shared: Path | None = None) -> ModelConfig:
+    """Return the configuration of a hand-written model: the file `shared` with the additions in `source`, if any.
+
+    An ensemble's step without an input map gets all inputs under their names.
+    """
+    from trtspec.serving.triton.config import load_config
+
+    config = load_config(shared or source / CONFIG)
+    if shared and (source / CONFIG).is_file():
+        config.MergeFrom(load_config(source / CONFIG))
+    for step in config.ensemble_scheduling.step:
+        if not step.input_map:
+            step.input_map.update({each.name: each.name for each in config.input})
+    return config
 
 
 def write_model(model: Path, source: Path, config: ModelConfig) -> None:

@@ -16,7 +16,14 @@ from types import TracebackType
 
 from trtspec.core.errors import DigestMismatch
 from trtspec.core.files import file_lock, open_regular, replace_file
-from trtspec.core.hashing import SEGMENT_BYTES, BackgroundDigest, SequentialDigest, read_chunks, segment_count
+from trtspec.core.hashing import (
+    SEGMENT_BYTES,
+    BackgroundDigest,
+    SegmentsDigest,
+    new_buffers,
+    read_chunks,
+    segment_count,
+)
 from trtspec.core.paths import cache_dir
 from trtspec.store.digest import dump_checksummed, load_checksummed
 from trtspec.store.file_records import FileRecord
@@ -28,12 +35,14 @@ class BlobSource:
     """An open file of an artifact that is uploaded: hashed in the same reading, and compared with its record.
 
     `on_bytes` is called with the number of new bytes that were read. It may raise an exception to stop the upload.
+    `known_sha256` is the SHA-256 of the record's content, in hex, if this machine has computed it before.
     """
 
-    def __init__(self, path: Path, record: FileRecord, on_bytes: OnBytes) -> None:
+    def __init__(self, path: Path, record: FileRecord, on_bytes: OnBytes, known_sha256: str = "") -> None:
         self.record = record
         self.path = path
-        self._digest = BackgroundDigest()
+        self._known_sha256 = known_sha256
+        self._digest, self._buffers = BackgroundDigest(with_sha256=not known_sha256), new_buffers()
         self._on_bytes = on_bytes
         self._file = open_regular(path, follow=False)
 
@@ -52,13 +61,12 @@ class BlobSource:
         Raises DigestMismatch if the file is shorter than its record.
         """
         self._hash_until(begin)
-        for piece in read_chunks(self._file.fileno(), begin, end):
+        for piece in read_chunks(self._file.fileno(), begin, end, self._buffers):
             new = piece[max(0, self._digest.position - begin) :]
             if new.nbytes:
                 self._digest.start(new)
                 self._on_bytes(new.nbytes)
             yield piece
-            self._digest.finished()
             begin += piece.nbytes
         if begin < end:
             raise self._changed()
@@ -69,7 +77,7 @@ class BlobSource:
         Both ends are multiples of SEGMENT_BYTES, or the file's size. The bytes are neither counted nor added to
         `sha256`. Raises DigestMismatch if a segment differs from the record.
         """
-        digest = SequentialDigest()
+        digest = SegmentsDigest()
         expected = self.record.segments[begin // SEGMENT_BYTES : segment_count(end)]
         for piece in read_chunks(self._file.fileno(), begin, end):
             digest.update(piece)
@@ -85,24 +93,23 @@ class BlobSource:
         self._on_bytes(nbytes)
 
     def _hash_until(self, end: int, *, is_counted: bool = True) -> None:
-        for piece in read_chunks(self._file.fileno(), self._digest.position, end):
+        for piece in read_chunks(self._file.fileno(), self._digest.position, end, self._buffers):
             self._digest.start(piece)
             self._on_bytes(piece.nbytes if is_counted else 0)
-            self._digest.finished()
 
     def sha256(self, *, is_counted: bool = True) -> str:
         """Return the SHA-256 of the whole file, in hex; raises DigestMismatch if the file differs from its record."""
         self._hash_until(self.record.size, is_counted=is_counted)
-        size, digest = os.fstat(self._file.fileno()).st_size, self._digest.finished()
-        if size != self.record.size or digest.segments != self.record.segments:
+        size = os.fstat(self._file.fileno()).st_size
+        if size != self.record.size or self._digest.segments != self.record.segments:
             raise self._changed()
-        return digest.sha256
+        return self._known_sha256 or self._digest.sha256
 
     def _changed(self) -> DigestMismatch:
         return DigestMismatch("the file differs from its recorded digest; nothing was published", where=str(self.path))
 
 
-KNOWN_SCHEMA = "trtspec.blobs/1"
+KNOWN_SCHEMA = "trtspec.blobs/2"
 MAX_BLOBS = 20_000
 MAX_PLACES = 4
 
@@ -110,8 +117,8 @@ MAX_PLACES = 4
 class BlobIndex:
     """Cache in the user's directory: the SHA-256 of contents, and the repositories where they were seen.
 
-    Contents are identified by the BLAKE3 digest of core/hashing. Only verified contents are recorded. A repository is a
-    hint, which a registry confirms.
+    Contents are identified by the BLAKE3 digest of core/hashing. Only verified contents are recorded, and only a
+    SHA-256 that this machine has computed. A repository is a hint, which a registry confirms.
     """
 
     def __init__(self) -> None:
@@ -121,16 +128,21 @@ class BlobIndex:
     def sha256(self, blake3: str) -> str | None:
         """Return the SHA-256 of the content with this BLAKE3 digest, or None if it is unknown here."""
         found = self._known.get(blake3)
-        return str(found[0]) if found else None
+        return str(found[0]) or None if found else None
 
     def places(self, blake3: str) -> list[str]:
         """Return the repositories HOST/NAME that had this content, the latest first."""
         return list(map(str, self._known.get(blake3, [])[1:]))
 
     def learn(self, found: Iterable[tuple[str, str]], place: str = "") -> None:
-        """Record (BLAKE3, SHA-256) of verified contents that the repository `place` has; failed writes are ignored."""
+        """Record (BLAKE3, SHA-256) of verified contents that the repository `place` has; failed writes are ignored.
+
+        The SHA-256 is "" if it was not computed.
+        """
         new = {
-            blake3: [sha256, *dict.fromkeys(filter(None, [place, *self.places(blake3)]))][: 1 + MAX_PLACES]
+            blake3: [sha256 or self.sha256(blake3) or "", *dict.fromkeys(filter(None, [place, *self.places(blake3)]))][
+                : 1 + MAX_PLACES
+            ]
             for blake3, sha256 in found
         }
         self._known |= new

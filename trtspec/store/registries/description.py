@@ -14,7 +14,7 @@ from threading import Event
 
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import replace_file
-from trtspec.core.hashing import SequentialDigest
+from trtspec.core.hashing import bytes_segments
 from trtspec.core.paths import cache_dir
 from trtspec.store.artifact import Artifact, Manifest
 from trtspec.store.artifact_paths import MANIFEST, REPOSITORY
@@ -77,9 +77,7 @@ def _write_description(
     small = [each for each in manifest.files if each.path.startswith(f"{REPOSITORY}/") and each.size <= MAX_FILE_BYTES]
     for record in small[:MAX_FILES]:
         data = fetch_document(repository, repository.label, record.path, package.files[record.path])
-        found = SequentialDigest()
-        found.update(data)
-        if found.segments != record.segments:
+        if bytes_segments(data) != record.segments:
             raise DigestMismatch(f"{record.path!a} differs from the artifact's manifest", where=repository.label)
         (root / record.path).parent.mkdir(parents=True, exist_ok=True)
         replace_file(root / record.path, data)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trtspec.core.errors import DigestMismatch, TrtspecError
-from trtspec.core.hashing import BackgroundDigest, read_chunks
+from trtspec.core.files import SequentialWriter
+from trtspec.core.hashing import BackgroundDigest, new_buffers, read_chunks
 from trtspec.store.artifact import MAX_BYTES
 from trtspec.store.file_records import FileRecord
 from trtspec.store.registries.http_client import Broken
@@ -46,7 +47,7 @@ def download_file(
     A partial file that turns out wrong is fetched again once. Raises DigestMismatch if the repository has other bytes.
     """
     for is_last in (False, True):
-        with path.open("a+b", buffering=0) as file:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as file:
             try:
                 Download(repository, blob, record, file, on_bytes).run()
             except DigestMismatch:
@@ -60,7 +61,10 @@ def download_file(
 
 
 class Download:
-    """The download of one blob to an open file, which may have its beginning; each full segment is verified at once."""
+    """The download of one blob to an open file, which may have its beginning; each full segment is verified at once.
+
+    Bytes are gathered to whole buffers, which are written while they are hashed.
+    """
 
     def __init__(
         self,
@@ -70,52 +74,80 @@ class Download:
         file: BinaryIO,
         on_bytes: Callable[[int], None],
     ) -> None:
-        self._repository, self._blob, self._record, self._file, self._on_bytes = (
-            repository,
-            blob,
-            record,
-            file,
-            on_bytes,
-        )
-        self._digest, self._verified = BackgroundDigest(), 0  # the number of verified segments
+        self._repository, self._blob, self._record, self._on_bytes = repository, blob, record, on_bytes
+        self._file, self._writer = file, SequentialWriter(file.fileno())
+        self._digest, self._verified = BackgroundDigest(with_sha256=False), 0  # the number of verified segments
+        self._buffers = new_buffers()
+        self._buffer, self._gathered = next(self._buffers), 0
 
     def run(self) -> None:
         """Fetch and verify the rest; raises DigestMismatch for wrong bytes, which remain in the file."""
         try:
+            self._read_present()
             self._fetch()
         finally:
             self._digest.close()
-
-    def _fetch(self) -> None:
-        for piece in read_chunks(self._file.fileno()):
-            self._add(piece)
-            self._digest.finished()  # the next piece has the same buffer
-        failed = self._repository.failed()
-        while (before := self._digest.position) < self._record.size:
-            try:
-                for received in self._repository.pieces(self._blob, before):
-                    self._add(received)
-                    self._file.write(received)
-                if self._digest.position < self._record.size:
-                    raise Broken("the transfer was cut off")
-            except Broken as error:
-                if self._digest.position > before:
-                    failed = self._repository.failed()
-                failed(error)
-        digest = self._digest.finished()
-        if digest.segments != self._record.segments or digest.sha256 != self._blob.hex:
+        if self._digest.segments != self._record.segments:
             raise self._mismatch("its digest differs")
 
-    def _add(self, data: bytes | memoryview) -> None:
-        """Verify the segments of the pieces before, and start to hash a piece."""
-        self._on_bytes(len(data))
-        if self._digest.position + len(data) > self._record.size:
+    @property
+    def _position(self) -> int:
+        return self._digest.position + self._gathered
+
+    def _read_present(self) -> None:
+        """Hash the bytes that the file already has."""
+        for piece in read_chunks(self._file.fileno(), buffers=self._buffers):
+            self._check_size(piece.nbytes)
+            self._hash(piece)
+        self._writer = SequentialWriter(self._file.fileno(), self._digest.position)
+        self._buffer = next(self._buffers)
+
+    def _fetch(self) -> None:
+        failed = self._repository.failed()
+        while (before := self._position) < self._record.size:
+            try:
+                for piece in self._repository.pieces(self._blob, before):
+                    self._add(piece)
+                if self._position < self._record.size:
+                    raise Broken("the transfer was cut off")
+            except Broken as error:
+                self._flush()
+                if self._position > before:
+                    failed = self._repository.failed()
+                failed(error)
+        self._flush()
+
+    def _add(self, piece: bytes | memoryview) -> None:
+        self._check_size(len(piece))
+        rest = memoryview(piece)
+        while rest.nbytes:
+            part = rest[: self._buffer.nbytes - self._gathered]
+            self._buffer[self._gathered : self._gathered + part.nbytes] = part
+            self._gathered, rest = self._gathered + part.nbytes, rest[part.nbytes :]
+            if self._gathered == self._buffer.nbytes:
+                self._flush()
+
+    def _check_size(self, nbytes: int) -> None:
+        """Count bytes; raises DigestMismatch if the file is longer than promised."""
+        self._on_bytes(nbytes)
+        if self._position + nbytes > self._record.size:
             raise self._mismatch(f"more than {self._record.size:,} bytes arrived")
-        found = self._digest.finished().finished_segments
+
+    def _flush(self) -> None:
+        """Write and hash the gathered bytes."""
+        if self._gathered:
+            data, self._gathered = self._buffer[: self._gathered], 0
+            self._hash(data)
+            self._writer.write(data)
+            self._buffer = next(self._buffers)
+
+    def _hash(self, data: memoryview) -> None:
+        """Start to hash bytes, and verify the segments that are hashed."""
+        self._digest.start(data)
+        found = self._digest.finished_segments
         if found[self._verified :] != self._record.segments[self._verified : len(found)]:
             raise self._mismatch(f"the bytes before {self._digest.position:,} differ")
         self._verified = len(found)
-        self._digest.start(data)
 
     def _mismatch(self, what: str) -> DigestMismatch:
         message = f"{self._record.path!a} ({self._blob.digest}) is not the promised file: {what}"

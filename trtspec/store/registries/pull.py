@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pull: fetch the files of an artifact that this machine lacks, verify them, and publish the artifact in one rename.
 
-Each file is verified twice: by the SHA-256 of the image manifest and by the BLAKE3 segments of the artifact's manifest.
+Each file is verified by the BLAKE3 segments of the artifact's manifest, which is verified by its SHA-256 in the image
+manifest. The SHA-256 of a file only names its blob, so a pull does not compute it.
 Fetched files are kept next to the artifact until it is complete, so that a killed pull continues:
 
-    .NAME.partial/HEX          a complete file, called after its SHA-256; verified again before it is used
+    .NAME.partial/HEX          a complete file, called after its blob; verified again before it is used
     .NAME.partial/HEX.part     the beginning of a file
 """
 
@@ -127,7 +128,7 @@ def pull_artifact(
         with explain_os_errors(out), _staging(out) as staging:
             pull = _Pull(package, manifest, repository, out, staging, stopped, on_progress)
             status = pull.run(data)
-        known.learn([(each.digest, package.files[each.path].hex) for each in pull.fetched], repository.place)
+        known.learn([(each.digest, "") for each in pull.fetched], repository.place)
         remember_published(out, manifest)
         write_attestations(out, attestations)
         return PullResult(

@@ -58,8 +58,11 @@ class Repository(Protocol):
     def has_blob(self, digest: str, nbytes: int) -> bool:
         """Return whether a blob is present."""
 
-    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
-        """Yield the bytes of a blob from `offset`; may end early, or raise Broken if it should be called again."""
+    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of a blob from `offset`; may end early, or raise Broken if it should be called again.
+
+        A piece is valid until the next one is requested.
+        """
 
     def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
         """Copy a blob from another repository of the same registry; return False if none of `places` has it."""

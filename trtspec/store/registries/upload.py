@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Event, Lock
 
 from trtspec.core.errors import DigestMismatch
 from trtspec.core.files import read_bounded
-from trtspec.core.hashing import SequentialDigest, digest_and_sha256
+from trtspec.core.hashing import bytes_segments, digest_and_sha256
 from trtspec.store.file_records import FileRecord
 from trtspec.store.registries.blobs import BlobIndex, BlobSource
 from trtspec.store.registries.repository import Repository
@@ -21,8 +22,8 @@ SMALL_BYTES = 1 << 20  # smaller files are sent in one request
 class Uploads:
     """Uploads to one repository; `sent_bytes` counts the bytes that it did not have.
 
-    A file whose size is in `sizes` is hashed first, because the repository probably has it. With `replace`, blobs that
-    the repository has are sent again, because their bytes there may be damaged.
+    A file is hashed first if the repository probably has it: if its size is in `sizes`, or if this machine pulled it.
+    With `replace`, blobs that the repository has are sent again, because their bytes there may be damaged.
     """
 
     def __init__(self, repository: Repository, known: BlobIndex, meter: Meter, *, replace: bool = False) -> None:
@@ -52,13 +53,13 @@ class Uploads:
         if record.size <= SMALL_BYTES:
             return self._bring_small(path, record)
         sha256 = self._known.sha256(record.digest)
-        if sha256 is None and record.size in self.sizes:
+        if sha256 is None and (record.size in self.sizes or self._known.places(record.digest)):
             sha256 = checked_sha256(path, record)
             self._known.learn([(record.digest, sha256)])
         if sha256 is not None and self._is_present(record, sha256):
             self._meter(record.size)
             return sha256
-        with BlobSource(path, record, self._meter) as source:
+        with BlobSource(path, record, self._meter, sha256 or "") as source:
             sha256 = self._repository.upload(source)
         self._count_sent(record.size)
         self._known.learn([(record.digest, sha256)], self._repository.place)
@@ -73,15 +74,14 @@ class Uploads:
 
     def _bring_small(self, path: Path, record: FileRecord) -> str:
         data = read_bounded(path, SMALL_BYTES, follow=False)
-        digest = SequentialDigest()
-        digest.update(data)
-        if len(data) != record.size or digest.segments != record.segments:
+        if len(data) != record.size or bytes_segments(data) != record.segments:
             raise DigestMismatch("the file differs from its recorded digest; nothing was published", where=str(path))
-        if self._replace or not self._repository.has_blob(f"sha256:{digest.sha256}", record.size):
+        sha256 = hashlib.sha256(data).hexdigest()
+        if self._replace or not self._repository.has_blob(f"sha256:{sha256}", record.size):
             self._repository.upload_bytes(data)
             self._count_sent(record.size)
         self._meter(record.size)
-        return digest.sha256
+        return sha256
 
     def _count_sent(self, nbytes: int) -> None:
         with self._lock:

@@ -155,9 +155,9 @@ def _fetch(repository: Repository, referrer: Referrer, where: str) -> bytes:
     return data
 
 
-def _limited(pieces: Iterator[bytes], nbytes: int) -> Iterator[bytes]:
+def _limited(pieces: Iterator[bytes | memoryview], nbytes: int) -> Iterator[bytes]:
     for piece in pieces:
-        yield piece[:nbytes]
+        yield bytes(piece[:nbytes])  # the next piece may have the same buffer
         nbytes -= len(piece)
         if nbytes < 0:
             return

@@ -158,13 +158,6 @@ class ApiSpec:
         gone = {name for name, first in self.until.items() if known and not _is_before(version, first)}
         return tuple(name for name in self.methods[method].fields if name not in later | gone)
 
-    def fields_by_type(self, version: str) -> dict[str, set[str]]:
-        """Return the fields of each decoding type that exist in a version; several methods may have the same type."""
-        found: dict[str, set[str]] = {}
-        for method, decoding_type in self.methods.items():
-            found.setdefault(decoding_type.name, set()).update(self.fields(method, version))
-        return found
-
     def takes(self, method: str, architecture: str) -> bool:
         """Return whether a method can draft for a target class."""
         kind = self.methods.get(method)
@@ -260,7 +253,7 @@ def _load(minor: str) -> VersionSpec:
         sources=tuple(data["sources"]),
         releases=tuple(_release(version, data.get("released", {}).get(version, "")) for version in data["releases"]),
         api=_api(**data["api"]),
-        options={name: _option(name, **option) for name, option in data.get("options", {}).items()},
+        options={name: _option(name, **option) for name, option in _options(data).items()},
         modes=data.get("modes", {}),
     )
 
@@ -269,6 +262,14 @@ def _api(methods: dict[str, dict[str, Any]], common: list[str], **facts: Any) ->
     kinds = {name: {**kind, "fields": [*common, *kind.get("fields", [])]} for name, kind in methods.items()}
     types = {name: DecodingType(**_with_tuples(kind)) for name, kind in kinds.items()}
     return ApiSpec(methods=types, **_with_tuples(facts))
+
+
+def _options(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a version's options: those of the version `options_of`, with the differences in `options`."""
+    other = data.get("options_of")
+    found = _options(load_package_yaml(VERSIONS / f"{other}.yaml")) if other else {}
+    inferred = {name: found[name] | {"inferred": True} for name in data.get("inferred_options", ())}
+    return {**found, **inferred, **data.get("options", {})}
 
 
 def _option(name: str, **facts: Any) -> BuildOption:

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import (
+    SequentialWriter,
     UnreadableFile,
     describe_read_error,
     file_lock,
@@ -33,6 +34,7 @@ from trtspec.core.files import (
     replace_file,
     write_all,
 )
+from trtspec.core.hashing import read_chunks
 from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.modelpack import (
     IMAGE_MANIFEST,
@@ -55,7 +57,6 @@ REF_NAME = "org.opencontainers.image.ref.name"
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 MAX_INDEX_BYTES = 32 << 20  # about 80,000 tags
 MAX_MEMBERS = 100_000
-PIECE_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 600.0
 UNUSED_S = 3600.0  # younger blobs without a manifest may be part of a running upload
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
@@ -191,19 +192,18 @@ class DirectoryLayout(_Layout):
                 os.utime(path)  # keeps it from `remove` until its manifest is published
         return True
 
-    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
+    def pieces(self, blob: Descriptor, offset: int) -> Iterator[memoryview]:
         try:
             with _opened(self._blobs / blob.hex) as file:
-                file.seek(offset)
-                while piece := file.read(PIECE_BYTES):
-                    yield piece
+                yield from read_chunks(file.fileno(), offset)
         except FileNotFoundError:
             raise UnknownReference(f"the blob {blob.digest} is missing", where=str(self.path)) from None
 
     def upload(self, source: BlobSource) -> str:
         with self._temporary_file() as (temporary, file):
+            writer = SequentialWriter(file.fileno())
             for piece in source.pieces(0, source.record.size):
-                file.write(piece)
+                writer.write(piece)
             os.fsync(file.fileno())
             os.rename(temporary, self._blobs / (sha256 := source.sha256()))
             return sha256
@@ -317,21 +317,19 @@ class TarLayout(_Layout):
     def has_blob(self, digest: str, nbytes: int) -> bool:
         return f"blobs/sha256/{digest.removeprefix('sha256:')}" in self._members
 
-    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
+    def pieces(self, blob: Descriptor, offset: int) -> Iterator[memoryview]:
         if (name := f"blobs/sha256/{blob.hex}") not in self._members:
             raise UnknownReference(f"the blob {blob.digest} is missing", where=str(self.path))
         begin, size = self._members[name]
         with open_regular(self.path) as file:
-            while offset < size and (piece := os.pread(file.fileno(), min(PIECE_BYTES, size - offset), begin + offset)):
-                yield piece
-                offset += len(piece)
+            yield from read_chunks(file.fileno(), begin + offset, begin + size)
 
     def upload(self, source: BlobSource) -> str:
         with self._writing:
-            position = begin = self._end + BLOCK
+            begin = self._end + BLOCK
+            writer = SequentialWriter(self._descriptor, begin)
             for piece in source.pieces(0, source.record.size):
-                write_all(self._descriptor, piece, position)
-                position += piece.nbytes
+                writer.write(piece)
             sha256 = source.sha256()
             self._complete(f"blobs/sha256/{sha256}", begin, source.record.size)
             return sha256

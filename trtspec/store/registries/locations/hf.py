@@ -7,6 +7,10 @@ remain. Two more files describe the artifact:
 
     .trtspec/image-manifest.json    the image manifest, which maps SHA-256 digests to paths
     .trtspec/config.json            its configuration
+    .trtspec/referrers/HEX/         its referrers, such as signatures: index.json, and their blobs by SHA-256
+
+HEX is the SHA-256 of the image manifest, so that referrers of an earlier artifact do not count. A push adds the
+referrers to its commit; `sign` makes a commit of its own.
 
 A commit changes a branch at once. A new branch is created from a finished commit, so it never has other content.
 huggingface_hub sends and finds the credentials; files are read by `RegistryClient` from one commit.
@@ -39,12 +43,14 @@ from trtspec.store.registries.http_client import (
     url_origin,
 )
 from trtspec.store.registries.modelpack import FILE_PATH, MAX_MANIFEST_BYTES, Descriptor, parse_image_manifest
+from trtspec.store.registries.referrers import Referrer, describe_referrer, parse_index, render_index
 from trtspec.store.registries.repository import Opening, UnknownReference
 
 EXAMPLE = "e.g. hf:team/model:v1"
 INSTALL = "pip install 'trtspec[hub]'"
 ACCESS_HINT = "check the name, and set HF_TOKEN to a token with access; trtspec does not create repositories"
 IMAGE_MANIFEST, CONFIG = ".trtspec/image-manifest.json", ".trtspec/config.json"
+REFERRERS, INDEX = ".trtspec/referrers/", "index.json"
 MAIN = "main"
 OK, NOT_FOUND = 200, 404
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -70,6 +76,8 @@ class HubRepository:
         self._api, token = _new_client(self.label)
         self._client = RegistryClient(url_origin(self._api.endpoint), _Bearer(token), opening.patience, opening.stopped)
         self._paths: dict[str, tuple[str, str]] = {}  # commit and path, by digest
+        self._commits: dict[str, str] = {}  # by digest of the image manifest
+        self._attached: list[tuple[bytes, str]] = []  # referrers and subjects for the next commit
         self._additions: dict[str, Any] = {}  # by SHA-256 in hex
         self._small: dict[str, bytes] = {}
         self._lock = Lock()
@@ -92,7 +100,9 @@ class HubRepository:
         return handle
 
     def manifest(self, reference: str = "") -> bytes:
-        """Return the image manifest of a revision, whose commit is used for all of its files."""
+        """Return the image manifest of a revision, whose commit is used for all of its files, or of a referrer."""
+        if reference in self._paths:
+            return self._referrer(reference)
         reference = reference or self.reference
         commit = self._commit(reference)
         data = self._read(commit, IMAGE_MANIFEST)
@@ -101,7 +111,57 @@ class HubRepository:
         image = parse_image_manifest(self.label, data)
         self._paths |= {layer.digest: (commit, layer.annotations.get(FILE_PATH, "")) for layer in image.layers}
         self._paths[image.config.digest] = (commit, CONFIG)
+        self._commits[f"sha256:{hashlib.sha256(data).hexdigest()}"] = commit
         return data
+
+    def referrers(self, digest: str) -> list[Referrer]:
+        """Return the referrers of an image manifest that was read, from the same commit."""
+        commit = self._commits.get(digest) or self._commit(self.reference)
+        found = self._read_index(commit, _folder(digest))
+        self._paths |= {each.digest: (commit, f"{_folder(digest)}{each.hex}") for each in found}
+        return found
+
+    def _referrer(self, digest: str) -> bytes:
+        """Return the manifest of a listed referrer, and note where its blobs are."""
+        commit, path = self._paths[digest]
+        if (data := self._read(commit, path)) is None:
+            raise RegistryError("the file of a referrer is missing", where=f"{self.label}, {path}")
+        folder, image = path.rpartition("/")[0], parse_image_manifest(self.label, data, digest)
+        self._paths |= {each.digest: (commit, f"{folder}/{each.hex}") for each in image.layers}
+        return data
+
+    def _read_index(self, commit: str, folder: str) -> list[Referrer]:
+        data = self._read(commit, f"{folder}{INDEX}")
+        return parse_index(self.label, data) if data else []
+
+    def attach(self, manifest: bytes, subject: str) -> None:
+        """Add a referrer with a commit, or with that of `publish` if the branch does not have the subject yet."""
+        self._attached.append((manifest, subject))
+        if self._head.branch and self._head.image == subject:
+            if operations := self._referrer_operations(subject, self._head):
+                self._commit_to(self._head.branch, operations, "trtspec sign", self._head)
+            self._attached.clear()
+            self._head = self._read_head(self.reference)
+
+    def _referrer_operations(self, subject: str, head: _Head) -> list[Any]:
+        """Return the changes that add the attached referrers of an image manifest that the head lacks."""
+        from huggingface_hub import CommitOperationAdd
+
+        folder = _folder(subject)
+        before = self._read_index(head.commit, folder)
+        present, new = {each.digest for each in before}, dict[str, dict[str, Any]]()
+        files: dict[str, bytes] = {}
+        for manifest, belongs in self._attached:
+            entry = describe_referrer(manifest)
+            if belongs == subject and entry["digest"] not in present:
+                new[entry["digest"]] = entry
+                parsed = parse_image_manifest(self.label, manifest)
+                blobs = [manifest, *(self._small[each.hex] for each in (parsed.config, *parsed.layers))]
+                files |= {hashlib.sha256(data).hexdigest(): data for data in blobs}
+        if not new:
+            return []
+        files[INDEX] = render_index([*(each.model_dump(exclude_defaults=True) for each in before), *new.values()])
+        return [CommitOperationAdd(f"{folder}{name}", data) for name, data in files.items()]
 
     def _commit(self, revision: str) -> str:
         with _explained(self.label, f"no revision {revision}"):
@@ -184,19 +244,21 @@ class HubRepository:
             if not head.branch:
                 self._api.create_branch(self._name, branch=branch, revision=head.commit)
             try:
-                made = self._api.create_commit(
-                    self._name,
-                    operations,
-                    commit_message=f"trtspec push {name}",
-                    revision=branch,
-                    parent_commit=head.commit,
-                )
+                made = self._commit_to(branch, operations, f"trtspec push {name}", head)
                 if not head.branch:
-                    self._api.create_branch(self._name, branch=name, revision=made.oid)
+                    self._api.create_branch(self._name, branch=name, revision=made)
             finally:
                 if not head.branch:
                     with suppress(Exception):
                         self._api.delete_branch(self._name, branch=branch)
+
+    def _commit_to(self, branch: str, operations: list[Any], message: str, head: _Head) -> str:
+        """Commit changes to a branch whose head has not changed; return the commit."""
+        with _explained(self.label, "no such repository"):
+            made = self._api.create_commit(
+                self._name, operations, commit_message=message, revision=branch, parent_commit=head.commit
+            )
+        return str(made.oid)
 
     def remove(self, tags: Sequence[str]) -> None:
         """Delete branches; the hub deletes the files of unreachable commits itself."""
@@ -223,7 +285,9 @@ class HubRepository:
             elif path not in head.large.get(key, []):
                 present = self._head.large[key]
                 operations.append(CommitOperationCopy(present[0], path, src_revision=self._head.commit))
-        gone = sorted(head.paths - wanted.keys())
+        kept = _folder(f"sha256:{own}")
+        gone = sorted(path for path in head.paths - wanted.keys() if not path.startswith(kept))
+        operations += self._referrer_operations(f"sha256:{own}", head)
         return [*operations, *(CommitOperationDelete(path, is_folder=False) for path in gone)]
 
     def _read_head(self, name: str) -> _Head:
@@ -250,13 +314,16 @@ class HubRepository:
         with suppress(TrtspecError):
             layers = parse_image_manifest(self.label, data).layers if data else ()
             paths = {layer.annotations.get(FILE_PATH, "") for layer in layers} & {str(each.path) for each in files}
-        return _Head(branch, commit, large, paths)
+        paths |= {str(each.path) for each in files if str(each.path).startswith(REFERRERS)}
+        image = f"sha256:{hashlib.sha256(data).hexdigest()}" if data else ""
+        return _Head(branch, commit, large, paths, image)
 
 
 class _Head:
-    """The head that a push changes: large files by (SHA-256, size), and the paths of its artifact.
+    """The head that a push changes: large files by (SHA-256, size), and the paths of its artifact and its referrers.
 
-    `branch` is "" if the branch does not exist yet; `commit` is then main's.
+    `branch` is "" if the branch does not exist yet; `commit` is then main's. `image` is the digest of the image
+    manifest, or "".
     """
 
     def __init__(
@@ -265,9 +332,15 @@ class _Head:
         commit: str = "",
         large: Mapping[tuple[str, int], list[str]] | None = None,
         paths: set[str] | None = None,
+        image: str = "",
     ) -> None:
-        self.branch, self.commit = branch, commit
+        self.branch, self.commit, self.image = branch, commit, image
         self.large, self.paths = dict(large or {}), paths or set()
+
+
+def _folder(subject: str) -> str:
+    """Return the directory of an image manifest's referrers."""
+    return f"{REFERRERS}{subject.removeprefix('sha256:')}/"
 
 
 class _Absent(RegistryError):
