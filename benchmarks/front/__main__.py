@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,9 +26,10 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
+import numpy.typing as npt
 import uvloop
 
-from benchmarks.front.clients import Load, Received, read_events, read_responses
+from benchmarks.front.clients import BodyFn, Load, Received, read_events, read_responses
 from benchmarks.front.null_engine import MAX_STEPS, Steps
 from benchmarks.front.repository import null_artifact
 from benchmarks.machine import commit, environment
@@ -42,7 +43,7 @@ STAGES = ("grpc", "generate_stream", "gateway", "uvicorn", "vllm")
 READY_S = 300.0
 MODEL = ROOT / "recipes" / "models" / "quickstart-target"
 VLLM_VARIABLES = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-Ask = Callable[[Load], Coroutine[Any, Any, Received]]
+Ask = Callable[[Load], Received]
 
 
 class Processes:
@@ -102,15 +103,15 @@ def measure(name: str, ask: Ask, load: Load) -> dict[str, Any]:
     """Return the rates and latencies of one stage."""
     processes = Processes()
     began = time.monotonic()
-    received = uvloop.run(ask(load))
+    received = ask(load)
     passed = time.monotonic() - began
     spent = processes.since()
     if received.errors:
         raise SystemExit(f"{name}: {len(received.errors)} errors, the first: {received.errors[0]}")
-    tokens = received.events * load.tokens / load.steps
-    total = tokens * passed / load.seconds  # the whole round's, at the measured rate
+    total = received.tokens * passed / load.seconds  # the whole round's, at the measured rate
     return {
-        "tokens_per_s": round(tokens / load.seconds),
+        "tokens_per_s": round(received.tokens / load.seconds),
+        "events_per_s": round(received.events / load.seconds),
         "merged_texts": received.merged,
         "first_ms": _quantiles(received.first_s),
         "other_ms": _quantiles(received.other_s),
@@ -155,10 +156,10 @@ def _answers(url: str) -> bool:
         return False
 
 
-def completion(model: str, prompt: list[int], tokens: int) -> Callable[[int], dict[str, Any]]:
+def completion(model: str, prompt: list[int]) -> BodyFn:
     """Return the function that makes the body of a stream's OpenAI request."""
-    fixed = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
-    return lambda seed: {**fixed, "seed": seed, "temperature": 1.0}
+    fixed = {"model": model, "prompt": prompt, "stream": True, "ignore_eos": True, "temperature": 1.0}
+    return lambda seed, tokens: {**fixed, "seed": seed, "max_tokens": tokens}
 
 
 def stages(
@@ -181,7 +182,7 @@ def stages(
         (port,) = free_ports(1)
         command = [sys.executable, "-m", "benchmarks.front.bare", str(port)]
         with started(command, f"http://{LOOPBACK}:{port}/", given):
-            body = completion("null", prompt, load.tokens)
+            body = completion("null", prompt)
             found["uvicorn"] = measure("uvicorn", lambda load: read_events(port, "/", body, load), load)
 
     if "vllm" in names and (python := find_vllm()):
@@ -189,7 +190,7 @@ def stages(
         script = Path(__file__).with_name("vllm_server.py")
         command = [str(python), str(script), str(MODEL), str(port)]
         with started(command, f"http://{LOOPBACK}:{port}/health", given, VLLM_VARIABLES):
-            body = completion("null", prompt, load.tokens)
+            body = completion("null", prompt)
             found["vllm"] = measure("vllm", lambda load: read_events(port, "/v1/completions", body, load), load)
 
 
@@ -224,13 +225,15 @@ def of_triton(
                 ("end_id", np.array([[-1]], np.int32)),
             ]
 
-        found["grpc"] = measure("grpc", lambda load: read_responses(served.grpc, "tensorrt_llm", inputs, load), load)
+        found["grpc"] = measure(
+            "grpc", lambda load: uvloop.run(read_responses(served.grpc, "tensorrt_llm", inputs, load)), load
+        )
     if "generate_stream" in names:
         text = Tokenizer(root / "artifact" / "tokenizer").decode(prompt)
         path = "/v2/models/ensemble/generate_stream"
 
-        def body(seed: int) -> dict[str, Any]:
-            return {"text_input": text, "max_tokens": load.tokens, "stream": True, "seed": seed, "end_id": -1}
+        def body(seed: int, tokens: int) -> dict[str, Any]:
+            return {"text_input": text, "max_tokens": tokens, "stream": True, "seed": seed, "end_id": -1}
 
         found["generate_stream"] = measure("generate_stream", lambda load: read_events(http, path, body, load), load)
     if "gateway" in names:
@@ -239,7 +242,7 @@ def of_triton(
         config = replace(config, processes=processes, limits=replace(config.limits, max_texts=2 * load.streams))
         write_config(config, root / "gateway.json")
         with started(gateway_command(root / "gateway.json"), ready_url(config)):
-            asked = completion(config.model, prompt, load.tokens)
+            asked = completion(config.model, prompt)
             found["gateway"] = measure("gateway", lambda load: read_events(port, "/v1/completions", asked, load), load)
 
 
@@ -289,10 +292,12 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         clock = root / "clock"
         clock.write_bytes(bytes(8 * MAX_STEPS * asked.streams))
         step_s = asked.streams * asked.tokens_per_step / asked.rate if asked.rate else 0.0
-        text = tuple(Tokenizer(asked.artifact / "tokenizer").encode(TEXT, False))
+        tokenizer = Tokenizer(asked.artifact / "tokenizer")
+        text = tuple(tokenizer.encode(TEXT, False))
         steps = Steps(asked.tokens_per_step, step_s, str(clock), text)
         count = -(-asked.tokens // asked.tokens_per_step)
-        load = Load(asked.streams, count, asked.tokens, 1.0, asked.seconds, steps.times())
+        characters = characters_by_step(steps, asked.tokens, tokenizer) if asked.rate else None
+        load = Load(asked.streams, count, asked.tokens, 1.0, asked.seconds, steps.times(), characters)
         stages(asked.stages.split(","), asked.artifact, steps, load, root, found, asked.gateway_processes)
     return {
         "streams": asked.streams,
@@ -304,6 +309,14 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         "commit": commit(),
         "machine": environment(),
     }
+
+
+def characters_by_step(steps: Steps, tokens: int, tokenizer: Tokenizer) -> npt.NDArray[np.float64]:
+    """Return the length of a text after each of its steps."""
+    parts = [*steps.parts(tokens)]
+    ids = [token for part in parts for token in part]
+    ends = np.cumsum([len(part) for part in parts])
+    return np.array([len(tokenizer.decode(ids[:end])) for end in ends.tolist()], np.float64)
 
 
 TEXT = (ROOT / "LICENSE").read_text(encoding="utf-8")[:4000]

@@ -7,11 +7,15 @@ Each stream asks for one text after the other until the time is over.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
+import re
+import select
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import grpc
@@ -25,8 +29,13 @@ from trtspec.serving.triton.python_models.grpc_client import infer_request
 EVENT = b"data: {"
 LAST_CHUNK = b"0\r\n\r\n"
 END_S = 120.0
+TEXT = re.compile(rb'"text(?:_output)?": ?("(?:[^"\\]|\\.)*")')
+READ_BYTES = 1 << 18
 
 Times = npt.NDArray[np.float64]
+RequestFn = Callable[[int], bytes]  # of a text's number of tokens
+RawText = list[tuple[float, bytes]]  # what arrived, and when
+BodyFn = Callable[[int, int], dict[str, Any]]  # of a stream and a text's number of tokens
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Load:
         tokens: tokens of each text.
         warmup_s, seconds: events count from `warmup_s` on, for `seconds`.
         times: the engine's times of emissions, [streams, steps] seconds.
+        characters: length of the text until the end of each step, if latencies of merged events are wanted.
     """
 
     streams: int
@@ -47,6 +57,7 @@ class Load:
     warmup_s: float
     seconds: float
     times: Times
+    characters: Times | None = None
 
 
 @dataclass
@@ -55,86 +66,134 @@ class Received:
 
     Attributes:
         events: number of events.
+        tokens: number of their tokens, if all events of a text have the same.
         first_s, other_s: seconds from emission to arrival of the first and of the other events of each text.
-        merged: texts with another number of events than of steps, whose events have no latency.
+        merged: texts with another number of events than of steps.
         errors: responses other than complete texts.
+        unread: merged texts whose latencies `read_merged` adds after the round.
     """
 
     since: float
     until: float
     events: int = 0
+    tokens: float = 0.0
     first_s: list[float] = field(default_factory=list)
     other_s: list[float] = field(default_factory=list)
     merged: int = 0
     errors: list[str] = field(default_factory=list)
+    unread: list[tuple[RawText, Times]] = field(default_factory=list)
 
     @classmethod
     def of(cls, load: Load) -> Received:
         since = time.monotonic() + load.warmup_s
         return cls(since, since + load.seconds)
 
-    def add(self, arrivals: list[float], load: Load, stream: int) -> None:
-        """Add the times at which the events of one text arrived."""
-        self.events += sum(self.since <= at < self.until for at in arrivals)
-        if len(arrivals) != load.steps:
+    def add(self, arrivals: list[float], load: Load, stream: int, tokens: int, raw: RawText) -> None:
+        """Add the times at which the events of one text of `tokens` tokens arrived, and all that arrived."""
+        counted = sum(self.since <= at < self.until for at in arrivals)
+        self.events += counted
+        self.tokens += counted * tokens / max(len(arrivals), 1)
+        steps = load.steps * tokens // load.tokens
+        is_within = bool(arrivals) and self.since <= arrivals[0] and arrivals[-1] < self.until
+        if len(arrivals) != steps:
             self.merged += 1
-        elif self.since <= arrivals[0] and arrivals[-1] < self.until:
-            waits = np.array(arrivals) - load.times[stream, : load.steps]
-            self.first_s.append(float(waits[0]))
-            self.other_s += waits[1:].tolist()
+            if is_within and load.characters is not None:
+                self.unread.append((raw, load.times[stream, :steps].copy()))
+        elif is_within:
+            self._wait(np.array(arrivals) - load.times[stream, :steps])
+
+    def read_merged(self, load: Load) -> None:
+        """Add the latencies of the steps in merged events, which are found by the lengths of the texts."""
+        for raw, times in self.unread:
+            self._wait(step_arrivals(raw, load)[: len(times)] - times)
+        self.unread = []
+
+    def _wait(self, waits: Times) -> None:
+        self.first_s.append(float(waits[0]))
+        self.other_s += waits[1:].tolist()
 
 
-class EventStream(asyncio.Protocol):
-    """One connection that sends the same request again once its response is complete."""
+def step_arrivals(raw: RawText, load: Load) -> Times:
+    """Return the time at which each step of a text has arrived completely."""
+    assert load.characters is not None
+    data = b"".join(part for _, part in raw)
+    part_ends = np.cumsum([len(part) for _, part in raw])
+    events = [(len(json.loads(found[1])), found.end()) for found in TEXT.finditer(data)]
+    characters = np.cumsum([length for length, _ in events])
+    times = np.array([now for now, _ in raw])[np.searchsorted(part_ends, [end for _, end in events])]
+    ends = np.searchsorted(characters, load.characters[load.characters <= characters[-1]])
+    return np.asarray(times[ends])
 
-    def __init__(self, request: bytes, load: Load, stream: int, received: Received) -> None:
-        self._request, self._load, self._stream, self._received = request, load, stream, received
+
+class EventStream:
+    """One connection that sends a request again and again, once the response to the one before is complete.
+
+    The first text is shorter, by another length for each stream, because texts of a server do not end all at once.
+    """
+
+    def __init__(self, port: int, request: RequestFn, load: Load, stream: int, received: Received) -> None:
+        self._request, self._load, self._stream, self._received = request(load.tokens), load, stream, received
+        self._tokens = first_tokens(load, stream)
         self._arrivals: list[float] = []
+        self._raw: RawText = []
         self._tail = b""
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.socket = socket.create_connection((LOOPBACK, port), timeout=END_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.sendall(request(self._tokens))
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
+    def read(self, data: bytes, now: float) -> bool:
+        """Take the bytes that arrived at the time `now`; return False if the connection is over."""
         if not self._arrivals and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
             self._received.errors.append(data[:300].decode(errors="replace"))
-            self._transport.close()
-            return
+            return False
+        if not data:
+            self._received.errors.append("the connection ended within a text")
+            return False
+        if self._load.characters is not None:
+            self._raw.append((now, data))
         data = self._tail + data
         self._tail = data[1 - len(EVENT) :]
         self._arrivals += [now] * data.count(EVENT)
         if data.endswith(LAST_CHUNK):
-            self._received.add(self._arrivals, self._load, self._stream)
-            self._arrivals, self._tail = [], b""
-            if now < self._received.until:
-                self._transport.write(self._request)
-            else:
-                self._transport.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._arrivals:
-            self._received.errors.append(f"the connection ended within a text: {error}")
-        if not self.done.done():
-            self.done.set_result(None)
+            self._received.add(self._arrivals, self._load, self._stream, self._tokens, self._raw)
+            self._arrivals, self._raw, self._tail, self._tokens = [], [], b"", self._load.tokens
+            if now >= self._received.until:
+                return False
+            self.socket.sendall(self._request)
+        return True
 
 
-async def read_events(port: int, path: str, body: Callable[[int], dict[str, Any]], load: Load) -> Received:
-    """Return what the streams receive from an HTTP server; `body(stream)` is the document of a request."""
-    received, loop = Received.of(load), asyncio.get_running_loop()
-    streams = [EventStream(post_request(port, path, body(each)), load, each, received) for each in range(load.streams)]
-    for stream in streams:
-        made = partial(_given, stream)
-        connecting = loop.create_connection(made, LOOPBACK, port)  # unbounded: the next line has the limit
-        await asyncio.wait_for(connecting, END_S)
-    await asyncio.wait_for(asyncio.gather(*(each.done for each in streams)), load.warmup_s + load.seconds + END_S)
+def first_tokens(load: Load, stream: int) -> int:
+    """Return the number of tokens of a stream's first text, which is a whole number of steps."""
+    return max(1, load.steps * (stream + 1) // load.streams) * (load.tokens // load.steps)
+
+
+def read_events(port: int, path: str, body: BodyFn, load: Load) -> Received:
+    """Return what the streams receive from an HTTP server; `body(stream, tokens)` is the document of a request.
+
+    All bytes that have arrived are read, with their times, before any of them is parsed.
+    """
+    received, poll = Received.of(load), select.epoll()
+    streams: dict[int, EventStream] = {}
+    for each in range(load.streams):
+
+        def request(tokens: int, each: int = each) -> bytes:
+            return post_request(port, path, body(each, tokens))
+
+        stream = EventStream(port, request, load, each, received)
+        streams[stream.socket.fileno()] = stream
+        poll.register(stream.socket, select.EPOLLIN)
+    gc.disable()  # a collection would delay the times of arrival
+    while streams:
+        arrived = [(file, os.read(file, READ_BYTES), time.monotonic()) for file, _ in poll.poll(END_S)]
+        if not arrived:
+            raise TimeoutError(f"nothing arrived within {END_S:g} s")
+        for file, data, now in arrived:
+            if not streams[file].read(data, now):
+                streams.pop(file).socket.close()  # and the kernel forgets it
+    gc.enable()
+    received.read_merged(load)
     return received
-
-
-def _given(stream: EventStream) -> EventStream:
-    return stream
 
 
 def post_request(port: int, path: str, body: dict[str, Any]) -> bytes:
@@ -161,7 +220,7 @@ async def read_responses(port: int, model: str, inputs: Callable[[int], list[Any
                         received.errors.append(message.error_message)
                         return
                     arrivals.append(time.monotonic())
-                received.add(arrivals, load, stream)
+                received.add(arrivals, load, stream, load.tokens, [])
 
         reading = asyncio.gather(*(read(each) for each in range(load.streams)))
         await asyncio.wait_for(reading, load.warmup_s + load.seconds + END_S)

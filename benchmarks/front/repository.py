@@ -12,7 +12,7 @@ from google.protobuf import text_format
 
 from benchmarks.front.null_engine import Steps
 from trtspec.serving.triton.config import load_config
-from trtspec.serving.triton.names import TARGET
+from trtspec.serving.triton.names import ENSEMBLE, TARGET
 from trtspec.serving.triton.repository_writer import CONFIG
 
 CODE = """from benchmarks.front.served_model import TritonPythonModel
@@ -22,7 +22,7 @@ __all__ = ["TritonPythonModel"]
 
 
 def null_artifact(artifact: Path, out: Path, steps: Steps, streams: int) -> None:
-    """Write the copy to `out`, with `streams` as the engine's batch size."""
+    """Write the copy to `out`, with `streams` as the batch size of the engine and of `ensemble`."""
     shutil.copytree(artifact, out, symlinks=True, ignore=shutil.ignore_patterns("*.safetensors"))
     target = out / "model_repository" / TARGET
     config = load_config(target / CONFIG)
@@ -37,4 +37,8 @@ def null_artifact(artifact: Path, out: Path, steps: Steps, streams: int) -> None
         config.parameters[key].string_value = value
     config.max_batch_size = streams
     (target / CONFIG).write_text(text_format.MessageToString(config), encoding="utf-8")
+    ensemble = out / "model_repository" / ENSEMBLE / CONFIG
+    config = load_config(ensemble)
+    config.max_batch_size = streams
+    ensemble.write_text(text_format.MessageToString(config), encoding="utf-8")
     (target / "1" / "model.py").write_text(CODE, encoding="utf-8")

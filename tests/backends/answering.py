@@ -84,7 +84,7 @@ class AnswersFromATable:
 
     def test_stream_pieces_add_up_to_the_answer_and_its_counts(self, client: Client) -> None:
         events = list(generate_stream(client, {"text_input": "prompt 2", "max_tokens": 64}))
-        assert len(events) > 4
+        assert len(events) > 1  # the double is faster than the server, so one may have the tokens of many steps
         assert "".join(event["text_output"] for event in events) == ANSWERS["prompt 2"]
         assert events[-1]["num_output_tokens"] == len(ANSWERS["prompt 2"].encode())
         assert events[-1]["total_accepted_draft_tokens"] == 9

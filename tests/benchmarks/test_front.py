@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.front.__main__ import run
-from benchmarks.front.clients import EventStream, Load, Received, read_events
+from benchmarks.front.clients import BodyFn, Load, Received, first_tokens, read_events, step_arrivals
 from benchmarks.front.null_engine import MAX_STEPS, NullEngine, Steps
 from benchmarks.front.quickstart import ratios
 from trtspec.core.paths import recipes_dir
@@ -75,7 +76,8 @@ def receive(load: Load) -> Received:
         server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server:
-            return await read_events(port, "/", lambda seed: {"seed": seed}, load)
+            body: BodyFn = lambda seed, tokens: {"seed": seed, "max_tokens": tokens}  # noqa: E731
+            return await asyncio.to_thread(read_events, port, "/", body, load)
 
     return asyncio.run(asyncio.wait_for(main(), WAIT_S))
 
@@ -83,7 +85,7 @@ def receive(load: Load) -> Received:
 def test_events_are_counted_and_have_latencies() -> None:
     received = receive(load_of(3, np.zeros((2, 3))))
     assert received.errors == []
-    assert received.merged == 0
+    assert received.merged == 1  # the first text of a stream, which should have been shorter
     assert received.events >= 3 * len(received.first_s) >= 6  # texts that end after the round have no latency
     assert len(received.other_s) == 2 * len(received.first_s)
 
@@ -101,16 +103,29 @@ def test_error_response_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [error.split("\r\n")[0] for error in received.errors] == ["HTTP/1.1 503 Service Unavailable"] * 2
 
 
-def test_stream_that_ends_within_a_text_is_an_error() -> None:
-    async def main() -> Received:
-        load = load_of(3, np.zeros((2, 3)))
-        received = Received.of(load)
-        stream = EventStream(b"", load, 0, received)
-        stream.data_received(b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": []}\n\n')
-        stream.connection_lost(None)
-        return received
+def test_stream_that_ends_within_a_text_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(server: Server, data: bytes) -> None:
+        server.transport.write(b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": []}\n\n')
+        server.transport.close()
 
-    assert "ended within a text" in asyncio.run(main()).errors[0]
+    monkeypatch.setattr(Server, "data_received", close)
+    assert receive(load_of(3, np.zeros((2, 3)))).errors == ["the connection ended within a text"] * 2
+
+
+def test_steps_in_merged_events_arrive_with_the_events() -> None:
+    event = b'data: {"choices": [{"index": 0, "text": "%b", "x": null}]}\n\n'
+    raw = [
+        (1.0, event % b"abc" + (event % b"de\\n")[:9]),
+        (2.0, (event % b"de\\n")[9:] + event % b""),
+        (3.0, event % b"f"),
+    ]
+    load = replace(load_of(4, np.zeros((2, 4))), characters=np.array([2.0, 3.0, 6.0, 7.0]))
+    assert step_arrivals(raw, load).tolist() == [1.0, 1.0, 2.0, 3.0]
+
+
+def test_first_texts_of_streams_end_at_different_times() -> None:
+    load = Load(streams=4, steps=8, tokens=32, warmup_s=0.0, seconds=1.0, times=np.zeros((4, 8)))
+    assert [first_tokens(load, stream) for stream in range(4)] == [8, 16, 24, 32]
 
 
 @pytest.fixture(scope="module")

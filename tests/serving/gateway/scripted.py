@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +16,9 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER, TOKEN_CHANNELS
+from trtspec.serving.triton.python_models.channel_socket import accept, listen
 from trtspec.serving.triton.python_models.grpc_client import IS_LAST
+from trtspec.serving.triton.python_models.token_channel import CONTROL, LISTENS, MOVED
 
 TIMEOUT_S = 30.0
 
@@ -52,6 +56,8 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.plain: list[bool] = []  # for each text, whether it named no channel
         self.on_channel: SimpleQueue[Any] = SimpleQueue()  # messages of the channel, None for its end
         self.text: Callable[[int], Iterator[Any]] = lambda _: iter(())
+        self.moves = False  # whether the channel has a socket
+        self.socket: socket.socket | None = None  # of the client that has followed the channel to it
 
     def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802  its name
         response = service_pb2.ModelConfigResponse()
@@ -71,6 +77,8 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
             if self.refusal:
                 yield message(last=True, error=self.refusal)
                 return
+            if self.moves:
+                yield from self._move(request.parameters[CHANNEL_PARAMETER].string_param)
             while context.is_active():
                 if (each := self.on_channel.get(timeout=TIMEOUT_S)) is None:
                     return
@@ -83,7 +91,30 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelReadyResponse(ready=True)
 
     def deliver(self, stream: int, *ids: int) -> None:
-        self.on_channel.put(message(output_ids=int32(stream, len(ids), *ids)))
+        raw = int32(stream, len(ids), *ids)
+        if self.socket is None:
+            self.on_channel.put(message(output_ids=raw))
+        else:
+            self.socket.sendall(raw)
+
+    def end_channel(self) -> None:
+        """End the open channel, whether or not its client has ended it; tokens then come by responses."""
+        ended, self.on_channel, self.socket = self.on_channel, SimpleQueue(), None
+        ended.put(None)
+
+    def _move(self, name: str) -> Iterator[Any]:
+        """Open the channel's socket and wait until the client has connected."""
+        listener = listen(name)
+        assert listener
+        with listener:
+            yield message(output_ids=int32(CONTROL, 1, LISTENS))
+            deadline = time.monotonic() + TIMEOUT_S
+            while (connection := accept(listener)) is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert connection
+        connection.settimeout(TIMEOUT_S)
+        self.socket = connection
+        yield message(output_ids=int32(CONTROL, 1, MOVED))
 
 
 @contextmanager
@@ -97,4 +128,6 @@ def scripted(texts: int = 6) -> Iterator[tuple[Scripted, str]]:
         yield servicer, f"127.0.0.1:{port}"
     finally:
         servicer.on_channel.put(None)
+        if servicer.socket is not None:
+            servicer.socket.close()
         server.stop(0).wait(TIMEOUT_S)

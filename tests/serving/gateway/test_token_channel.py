@@ -77,6 +77,7 @@ def test_pushed_tokens_are_not_yielded_also_behind_the_last_response() -> None:
             yield final(6, total=6)
             time.sleep(0.1)
             server.deliver(stream, 3)
+            time.sleep(0.1)  # until the reader has taken it
             server.deliver(stream, 4, 5)
 
         server.text = text
@@ -147,6 +148,50 @@ def test_error_of_a_text_is_raised_and_the_channel_serves_the_next() -> None:
 
         assert ids_of(run(address, use)) == [1]
         assert server.opened == 1
+
+
+def test_tokens_at_the_socket_follow_those_in_responses() -> None:
+    with scripted() as (server, address):
+        server.moves = True
+
+        def text(stream: int) -> Iterator[Any]:
+            while server.socket is None:
+                time.sleep(0.01)
+            server.deliver(stream, 1, 2)
+            raw = int32(stream, 2, 3, 4, stream + 1, 1, 99)  # also of another text
+            server.socket.sendall(raw[:9])
+            time.sleep(0.1)
+            server.socket.sendall(raw[9:])
+            yield final(5, total=5)
+
+        server.text = text
+        responses = run(address, read)
+        assert ids_of(responses) == [1, 2, 3, 4, 5]
+        assert server.on_channel.empty()
+
+
+def test_text_whose_socket_is_closed_is_an_error_and_the_next_has_a_new_channel() -> None:
+    with scripted() as (server, address):
+        server.moves = True
+
+        def broken(stream: int) -> Iterator[Any]:
+            while server.socket is None:
+                time.sleep(0.01)
+            server.deliver(stream, 1)
+            server.socket.close()
+            yield final(total=3)
+
+        async def use(client: TritonClient) -> Responses:
+            server.text = broken
+            with pytest.raises(ApiError) as caught:
+                await read(client)
+            assert (caught.value.status, caught.value.code) == (503, "broken")
+            server.text = lambda _: iter([final(1, total=1)])
+            server.end_channel()
+            return await read(client)
+
+        assert ids_of(run(address, use)) == [1]
+        assert server.opened == 2
 
 
 def test_refused_channel_is_not_asked_for_again() -> None:

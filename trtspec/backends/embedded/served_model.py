@@ -178,7 +178,7 @@ class Generation:
                 self.watch.close()
             self.text.updated(update)
             if self.channel is not None and not update.finish_reason:
-                self.channel.add(update.new_ids)
+                self.channel.add(update.new_ids, update.stats)
                 return
             self.unsent.add(update.new_ids, update.scores)
             if update.finish_reason == "cancelled" and not self.is_stopped:

@@ -25,6 +25,8 @@ from trtspec.serving.gateway.process_pool import ProcessPool, listen
 from trtspec.serving.gateway.router import remove_router_stats
 from trtspec.serving.gateway.shared_state import SharedState
 
+GC_ALLOCATIONS = 20_000  # between collections; a token's event allocates some objects, without cycles
+SWITCH_S = 0.0005  # time for which another thread may keep the event loop from running
 ERROR_LEAD_S = 1.0  # open streams receive their error this long before the drain ends, while the model still runs
 
 
@@ -41,6 +43,8 @@ def serve(config: GatewayConfig) -> int:
         shared.index = index
         server = uvicorn.Server(server_config(make_app(config, keys, rules, shared), config))
         gc.freeze()  # collections then only look at what requests allocate, not at all modules
+        gc.set_threshold(GC_ALLOCATIONS)
+        sys.setswitchinterval(SWITCH_S)
         server.run(sockets=[listener])
 
     if config.routes_file:

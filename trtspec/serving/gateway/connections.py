@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
+from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -59,21 +61,32 @@ CHUNKS = "trtspec.chunks"  # the extension in an ASGI scope that has a `ChunkWri
 
 
 class ChunkWriter:
-    """Writes chunks of a response's body without waiting, in addition to ASGI's `send`, which may wait."""
+    """Writes chunks of a response's body without waiting, in addition to ASGI's `send`, which may wait.
+
+    uvloop sends what is written at the end of its turn, after the events of all other streams are made. A chunk is
+    therefore written to the connection's socket, unless the transport still has earlier bytes.
+    """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._transport = cycle.transport
+        self._file: int = cycle.transport.get_extra_info("socket").fileno()
 
     @property
     def is_ready(self) -> bool:
         """Return True if the response is a stream that has begun and whose client reads it."""
         cycle = self._cycle
-        is_over = cycle.response_complete or cycle.disconnected
+        is_over = cycle.response_complete or cycle.disconnected or self._transport.is_closing()
         return bool(cycle.chunked_encoding) and not (is_over or cycle.flow.write_paused)
 
     def write(self, body: bytes) -> None:
         """Write a chunk that is not empty; `is_ready` must be True."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        chunk = b"%x\r\n%b\r\n" % (len(body), body)
+        if not self._transport.get_write_buffer_size():
+            with suppress(OSError):  # the transport waits for a full socket and reports others
+                chunk = chunk[os.write(self._file, chunk) :]
+        if chunk:
+            self._transport.write(chunk)
 
 
 class LimitedConnection(HttpToolsProtocol):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gateway's end of a token channel: one Triton request that receives the new tokens of all completions.
 
-See trtspec/serving/triton/python_models/token_channel.py for the protocol.
+See trtspec/serving/triton/python_models/token_channel.py for the protocol. If the model's process is on this machine,
+the tokens arrive at a socket of the event loop, and the Triton request only reports the channel's end.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -20,13 +22,13 @@ import grpc
 import numpy as np
 
 from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER
+from trtspec.serving.triton.python_models.channel_socket import connect, read_values
 from trtspec.serving.triton.python_models.grpc_client import infer_request
 from trtspec.serving.triton.python_models.responses import SHUTTING_DOWN
+from trtspec.serving.triton.python_models.token_channel import CONTROL, LISTENS, MOVED, STREAM_NUMBERS
 
 log = logging.getLogger(__name__)
-STREAMS = 1 << 31
 REFUSED_FOR_S = 60.0
-HEAD_LEN = 2  # the number of a stream and the number of its tokens
 PushFn: TypeAlias = "Callable[[list[int]], bool]"
 INPUTS = [(name, np.array([[1]], np.int32)) for name in ("input_ids", "input_lengths", "request_output_len")]
 
@@ -94,6 +96,8 @@ class TokenChannel:
         request = infer_request(model, INPUTS, ["output_ids"])
         request.parameters[CHANNEL_PARAMETER].string_param = self._name
         self._call = stub.ModelStreamInfer()
+        self._socket: socket.socket | None = None
+        self._transport: asyncio.BaseTransport | None = None
         self._refused_at = float("-inf")
         self._task = asyncio.ensure_future(self._read(request))
 
@@ -108,7 +112,7 @@ class TokenChannel:
 
     def join(self, request: Any, push: PushFn | None = None) -> StreamInbox:
         """Make a request send its new tokens to this channel; `push` may take them (see `StreamInbox`)."""
-        self._next = (self._next + 1) % STREAMS
+        self._next = (self._next + 1) % STREAM_NUMBERS
         request.parameters[CHANNEL_PARAMETER].string_param = self._name
         request.parameters[STREAM_PARAMETER].int64_param = self._next
         self._streams[self._next] = StreamInbox(self._next, push)
@@ -128,7 +132,7 @@ class TokenChannel:
             await self._call.done_writing()
             while (message := await self._call.read()) is not grpc.aio.EOF and not message.error_message:
                 if contents := message.infer_response.raw_output_contents:
-                    self._deliver(contents[0])
+                    await self._receive(contents[0])
             if message is not grpc.aio.EOF and SHUTTING_DOWN not in message.error_message:
                 self._refused_at = time.monotonic()
                 log.warning("the model ended its token channel: %s", message.error_message)
@@ -136,15 +140,51 @@ class TokenChannel:
             pass  # the requests themselves fail too, with their own errors
         finally:
             self._call.cancel()
+            self._close_socket()
             if not self.is_refused:  # else the model sends the tokens in ordinary responses
                 for inbox in self._streams.values():
                     inbox.end()
 
-    def _deliver(self, raw: bytes) -> None:
-        """Give each stream its tokens; `raw` has for each its number, their count and the tokens, all int32."""
-        values, at = memoryview(raw).cast("i").tolist(), 0
-        while at < len(values):
-            begin = at + HEAD_LEN
-            inbox, at = self._streams.get(values[at]), begin + values[at + 1]
+    async def _receive(self, raw: bytes) -> None:
+        """Give the streams the tokens of a response, or follow the model to the channel's socket."""
+        found, _ = read_values(raw)
+        (state,) = found.pop(CONTROL, (None,))
+        self._deliver(found)
+        if state == LISTENS:
+            self._socket = connect(self._name)
+        elif state == MOVED and self._socket is not None:
+            opening = asyncio.get_running_loop().create_unix_connection(self._reader, sock=self._socket)
+            self._transport, _ = await opening  # unbounded: the socket is connected
+            self._socket = None
+
+    def _reader(self) -> SocketReader:
+        return SocketReader(self._deliver, self._task.cancel)
+
+    def _close_socket(self) -> None:
+        for each in (self._socket, self._transport):
+            if each is not None:
+                each.close()
+
+    def _deliver(self, found: Mapping[int, list[int]]) -> None:
+        """Give each stream its tokens."""
+        for stream, ids in found.items():
+            inbox = self._streams.get(stream)
             if inbox is not None:  # otherwise it was cancelled
-                inbox.put(values[begin:at])
+                inbox.put(ids)
+
+
+class SocketReader(asyncio.Protocol):
+    """Gives the tokens of a channel's socket to `deliver`, and calls `end` if the model's process closes it."""
+
+    def __init__(self, deliver: Callable[[Mapping[int, list[int]]], None], end: Callable[[], object]) -> None:
+        self._deliver, self._end = deliver, end
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        found, used = read_values(data)
+        self._rest = data[used:]
+        self._deliver(found)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end()

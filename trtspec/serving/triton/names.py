@@ -11,6 +11,7 @@ TARGET, DRAFT, BLS = "tensorrt_llm", "tensorrt_llm_draft", "tensorrt_llm_bls"
 ADD_SPECIAL_TOKENS = "add_special_tokens"  # trtspec's extension: an input of models with text input
 TOKEN_CHANNELS = "token_channels"  # parameter in config.pbtxt of a model with channels (python_models/token_channel.py)
 CHANNEL_PARAMETER, STREAM_PARAMETER = "trtspec_channel", "trtspec_stream"  # of requests
+COUNTS_PARAMETER = "trtspec_counts"  # of requests whose channel needs counts
 ENGINE_MODELS = {"target": TARGET, "draft": DRAFT}
 SOCKETS = {"http": "http.sock", "metrics": "metrics.sock"}  # sockets of a server behind the proxy, by port name
 DISCONNECTS = "departures"  # directory with a file per disconnected client, next to the sockets

@@ -131,7 +131,7 @@ class AsyncEngineModel:
                 async for update in self.generate(asked, responder.is_cancelled):
                     text.updated(update)
                     if channel is not None and not update.finish_reason:
-                        channel.add(update.new_ids)
+                        channel.add(update.new_ids, update.stats)
                         self.flush_soon()
                         continue
                     unsent.add(update.new_ids)

@@ -7,17 +7,25 @@ an ensemble; this model cancels the inner request when the client disconnects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from trtspec.engine.generation.request import Stats
+from trtspec.engine.generation.text import TextPieces
 from trtspec.serving.triton.nvidia_compat import GUIDES
+from trtspec.serving.triton.python_models.channel_reader import ChannelReader, ReceivedStream, ReceiveFn
 from trtspec.serving.triton.python_models.fields import TEXT_NAMES
-from trtspec.serving.triton.python_models.grpc_client import infer_request, local_server_client, output_arrays
+from trtspec.serving.triton.python_models.grpc_client import (
+    ResponseStream,
+    infer_request,
+    local_server_client,
+    output_arrays,
+)
 from trtspec.serving.triton.python_models.responses import RequestCancelled, Responder
 from trtspec.serving.triton.python_models.tensors import (
     Array,
@@ -27,7 +35,7 @@ from trtspec.serving.triton.python_models.tensors import (
     encode_token_lists,
 )
 from trtspec.serving.triton.python_models.threaded_model import ThreadedModel
-from trtspec.serving.triton.python_models.token_io import TextReader
+from trtspec.serving.triton.python_models.token_io import TextReader, count_tensors
 
 # Inputs that are passed on unchanged, and their names in the token-level model.
 PASSED_INPUTS = {
@@ -57,7 +65,10 @@ PASSED_INPUTS = {
 }
 # The outputs from which the text is decoded; all others are passed on unchanged.
 IDS, LENGTH, CONTINUES = "output_ids", "sequence_length", "continuation"
+NEW_TOKENS = "num_output_tokens"
 TEXT = "text_output"
+# Inputs whose outputs a token channel does not have.
+SCORES = ("return_log_probs", "num_top_logprobs", "return_context_logits", "return_generation_logits")
 
 
 class TritonPythonModel(ThreadedModel):
@@ -72,24 +83,31 @@ class TritonPythonModel(ThreadedModel):
             vocab_size=settings.count("vocab_size"),
             is_nvidia=settings.is_nvidia,
         )
-        self.begin(pb_utils, args, settings, local_server_client())
+        server = local_server_client()
+        self.channel = ChannelReader(server, self.model)
+        self.begin(pb_utils, args, settings, server)
+
+    def finalize(self) -> None:
+        self.channel.close()
+        super().finalize()
 
     def answering(self, inputs: HeldTensors, responder: Responder) -> Callable[[], None]:
         return partial(self.answer, inputs, responder)
 
     def answer(self, inputs: HeldTensors, responder: Responder) -> None:
         """Answer one request; errors are sent as its response."""
+        text = GeneratedText(self.reader.pieces, responder)
         try:
             with (
                 inputs.naming(TEXT_NAMES),
-                closing(self.server.ask(self.request(inputs, responder.wanted))) as reply,
+                self.asking(inputs, responder.wanted, text.add) as (reply, stream),
                 self.cancelling(responder, reply.close) as watch,
             ):
                 for response, is_last in reply:
                     if is_last:
                         watch.close()
                     if response.outputs:
-                        responder.send_tensors(partial(self.tensors, response), final=is_last)
+                        text.send(output_arrays(response), stream, final=is_last)
                     elif is_last:
                         responder.send(None, final=True)
         except RequestCancelled:
@@ -121,13 +139,63 @@ class TritonPythonModel(ThreadedModel):
             *([] if bias is None else [("embedding_bias", bias[None])]),
         ]
 
-    def tensors(self, response: Any) -> list[tuple[str, Array]]:
-        """Return the output tensors of one response, with the token ids decoded to text."""
-        outputs = output_arrays(response)
-        rows = zip(outputs.pop(IDS)[0].tolist(), outputs[LENGTH].reshape(-1).tolist(), strict=True)
-        continues = bool(outputs.pop(CONTINUES).item())
-        texts = [self.reader.pieces.text(ids[:length], continues=continues).encode() for ids, length in rows]
-        return [(TEXT, np.array(texts, dtype=object)), *outputs.items()]
+    def streams_text(self, inputs: HeldTensors) -> bool:
+        """Return True if a request is streamed and its responses have no outputs that a token channel lacks."""
+        is_stream = self.decoupled and bool(inputs.scalar("stream", False))
+        has_prompt = inputs.scalar("exclude_input_in_output", True) is False
+        return is_stream and not has_prompt and not any(inputs.scalar(name) for name in SCORES)
+
+    @contextmanager
+    def asking(
+        self, inputs: HeldTensors, wanted: set[str], receive: ReceiveFn
+    ) -> Iterator[tuple[ResponseStream, ReceivedStream | None]]:
+        """Send a request to the token-level model; yields its responses, and its stream in the token channel if any.
+
+        `receive` gets the tokens of the channel. The request is cancelled at the end of the block.
+        """
+        request = self.request(inputs, wanted)
+        stream = self.channel.join(request, receive) if self.streams_text(inputs) else None
+        if stream is not None and NEW_TOKENS not in wanted:
+            request.outputs.add(name=NEW_TOKENS)
+        try:
+            with closing(self.server.ask(request)) as reply:
+                yield reply, stream
+        finally:
+            if stream is not None:
+                self.channel.leave(stream)
+
+
+class GeneratedText:
+    """The text of one request's tokens, which is sent in pieces."""
+
+    def __init__(self, pieces: TextPieces, responder: Responder) -> None:
+        self._pieces, self._responder = pieces, responder
+        self._continues = False
+
+    def add(self, ids: list[int], counts: Stats) -> None:
+        """Send the text of tokens from the token channel, with the counts so far."""
+        continues, self._continues = self._continues, True
+
+        def tensors() -> list[tuple[str, Array]]:
+            found = [(LENGTH, np.array([[len(ids)]], np.int32)), ("sequence_index", np.array([[0]], np.int32))]
+            return [self._text([ids], continues=continues), *found, *count_tensors(counts)]
+
+        self._responder.send_tensors(tensors, final=False)
+
+    def send(self, outputs: dict[str, Array], stream: ReceivedStream | None, *, final: bool) -> None:
+        """Send the text of a response of the token-level model, the last one after the tokens of its channel."""
+        lengths = outputs[LENGTH].reshape(-1).tolist()
+        if stream is not None and final:
+            stream.wait_for(int(outputs[NEW_TOKENS].item()) - lengths[0])
+        elif stream is not None:  # the model does not know the channel, for example because it restarted
+            stream.count(lengths[0])
+        continues = bool(outputs.pop(CONTINUES).item()) or self._continues
+        rows = [ids[:length] for ids, length in zip(outputs.pop(IDS)[0].tolist(), lengths, strict=True)]
+        self._responder.send_tensors(lambda: [self._text(rows, continues=continues), *outputs.items()], final=final)
+
+    def _text(self, rows: Sequence[Sequence[int]], *, continues: bool) -> tuple[str, Array]:
+        texts = [self._pieces.text(ids, continues=continues).encode() for ids in rows]
+        return TEXT, np.array(texts, dtype=object)
 
 
 def passed_on(inputs: HeldTensors) -> list[tuple[str, Array]]:

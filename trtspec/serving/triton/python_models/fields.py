@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trtspec.core.errors import TrtspecError
-from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER
+from trtspec.serving.triton.names import CHANNEL_PARAMETER, COUNTS_PARAMETER, STREAM_PARAMETER
 from trtspec.serving.triton.nvidia_compat import INPUTS, unsupported_inputs
 from trtspec.serving.triton.python_models.interruptions import CLIENT_PARAMETER
 
@@ -73,6 +73,7 @@ TRITON = (
     CLIENT_PARAMETER,
     CHANNEL_PARAMETER,
     STREAM_PARAMETER,
+    COUNTS_PARAMETER,
 )
 TRITON_PREFIX = "triton_"
 UNSERVED = frozenset(name for model in INPUTS for name in unsupported_inputs(model))

@@ -103,6 +103,7 @@ TRUE = ("true", "1")
 # With the first parameter, responses have the second as a flag, and the last one may lack tensors.
 ASKS_FOR_LAST, IS_LAST = "triton_enable_empty_final_response", "triton_final_response"
 LONGEST_TEXT_S = 3600.0  # timeout, because a model whose process died never responds
+CONFIG_S = 10.0  # time for the server to report a model's configuration
 NO_LIMIT = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]  # logits are large
 OPTIONS = [
     *NO_LIMIT,
@@ -138,7 +139,8 @@ class LocalServerClient:
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address, OPTIONS)
-        self._open = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._open, self._config = stub.ModelStreamInfer, stub.ModelConfig
         # declared as unary-stream, so that nothing waits for a second request
         self._ask = self._channel.unary_stream(
             METHOD,
@@ -150,10 +152,18 @@ class LocalServerClient:
         """Return a stream for the calls of one completion; close it, because the server waits for it at exit."""
         return RequestStream(self._open)
 
-    def ask(self, request: Any) -> ResponseStream:
+    def ask(self, request: Any, *, timeout_s: float | None = LONGEST_TEXT_S) -> ResponseStream:
         """Send one request on its own stream and return the responses; close them when done."""
         request.parameters[ASKS_FOR_LAST].bool_param = True
-        return ResponseStream(self._ask(request, timeout=LONGEST_TEXT_S))
+        return ResponseStream(self._ask(request, timeout=timeout_s))
+
+    def model_parameter(self, model: str, key: str) -> str:
+        """Return a parameter of a model's configuration; "" if it is missing or the server does not report it."""
+        try:
+            config = self._config(service_pb2.ModelConfigRequest(name=model), timeout=CONFIG_S).config
+        except grpc.RpcError:
+            return ""
+        return str(config.parameters[key].string_value) if key in config.parameters else ""
 
     def close(self) -> None:
         self._channel.close()

@@ -10,19 +10,31 @@ channel is answered with ordinary streaming.
 
 A channel's response has one tensor, `output_ids` [1, 1, n]: for each stream its number, the number of its new tokens,
 and the tokens.
+
+A client on the same machine gets the same values by a socket (`channel_socket`), which costs a hundredth of a response.
+The values of stream CONTROL in a response are its states: the socket is open (LISTENS), and once the client has
+connected, all further tokens come by the socket (MOVED). Tokens that the socket cannot take at once wait in the model's
+process.
+
+A request with the parameter `trtspec_counts` has its token and draft counts in each step, before the tokens.
 """
 
 from __future__ import annotations
 
 import re
+import select
+import socket
 import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from trtspec.core.errors import TrtspecError
-from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER
+from trtspec.engine.generation.request import Stats
+from trtspec.serving.triton.names import CHANNEL_PARAMETER, COUNTS_PARAMETER, STREAM_PARAMETER
+from trtspec.serving.triton.python_models.channel_socket import accept, listen
 from trtspec.serving.triton.python_models.fields import request_parameters
 from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher, Registration
 from trtspec.serving.triton.python_models.responses import Responder
@@ -30,40 +42,140 @@ from trtspec.serving.triton.python_models.responses import Responder
 CHANNEL_NAME = re.compile(r"[0-9a-f]{32}")
 TOKENS = "output_ids"
 MAX_CHANNELS = 64
-MAX_STREAM = (1 << 31) - 1
+STREAM_NUMBERS = 1 << 31  # from 0
+CONTROL, LISTENS, MOVED = -1, 0, 1
+PART_VALUES = 64  # of a step that are sent to a socket before the rest is there
+WRITE_TIMEOUT_S = 60.0  # time in which a client must read something
+
+
+COUNTS = 7  # values before the accepted tokens by position
+
+
+def pack_counts(ids: Sequence[int], counts: Stats) -> tuple[int, ...]:
+    """Return the values of a step with counts, which `unpack_counts` reads."""
+    numbers = (counts.prompt_tokens, counts.new_tokens, counts.drafted, counts.accepted, counts.draft_steps)
+    return (*numbers, len(counts.accepted_by_position), len(ids), *counts.accepted_by_position, *ids)
+
+
+def unpack_counts(values: Sequence[int]) -> tuple[list[int], Stats]:
+    """Return the tokens of one or several steps, and the counts after the last one."""
+    ids: list[int] = []
+    counts, at = Stats(), 0
+    while at < len(values):
+        prompt, new, drafted, accepted, draft_steps, positions, length = values[at : at + COUNTS]
+        begin = at + COUNTS + positions
+        by_position = tuple(values[at + COUNTS : begin])
+        counts = Stats(prompt, new, drafted, accepted, accepted_by_position=by_position, draft_steps=draft_steps)
+        at = begin + length
+        ids += values[begin:at]
+    return ids, counts
 
 
 class TokenStream:
-    """The way of one request's tokens into a channel."""
+    """The way of one request's tokens into a channel, with the counts so far if it `has_counts`."""
 
-    def __init__(self, channel: _Channel, number: int) -> None:
-        self._channel, self._number = channel, number
+    def __init__(self, channel: _Channel, number: int, *, has_counts: bool = False) -> None:
+        self._channel, self._number, self._has_counts = channel, number, has_counts
 
-    def add(self, ids: Sequence[int]) -> None:
+    def add(self, ids: Sequence[int], counts: Stats) -> None:
         """Add new tokens to the channel's next response."""
         if ids:
-            self._channel.add((self._number, len(ids), *ids))
+            values = pack_counts(ids, counts) if self._has_counts else ids
+            self._channel.add((self._number, len(values), *values))
 
 
 class _Channel:
-    """An open channel: the values of its next response."""
+    """An open channel: the values that its client has not got yet, and the client's socket if it has one."""
 
     def __init__(self, responder: Responder) -> None:
         self.responder = responder
         self.watch: Registration | None = None
         self._values: list[int] = []
-        self._lock = threading.Lock()
+        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._listener: socket.socket | None = None
+        self._socket: socket.socket | None = None
+        self._is_closed = False
 
     def add(self, values: Sequence[int]) -> None:
+        """Add values; a part of a step is sent immediately, so that both processes work at the same time."""
         with self._lock:
             self._values += values
+            is_part = len(self._values) >= PART_VALUES and self._socket is not None
+        if is_part:
+            self.flush()
+
+    def listen(self, name: str) -> None:
+        """Open the channel's socket and announce it to the client."""
+        self._listener = listen(name)
+        if self._listener is not None:
+            self._respond([CONTROL, 1, LISTENS])
 
     def flush(self) -> None:
-        """Send what was added since the last call."""
+        """Send what was added since the last call, unless a thread is still sending earlier values."""
+        if not self._values or not self._sending.acquire(blocking=False):
+            return
+        rest = b""
+        try:
+            if self._listener is not None:
+                self._move()
+            if self._socket is None:
+                self._respond(self._taken())
+            else:
+                rest = self._send(self._socket, array("i", self._taken()).tobytes())
+        finally:
+            if not rest:
+                self._sending.release()
+        if rest:
+            threading.Thread(target=self._send_rest, args=(rest,), name="token channel", daemon=True).start()
+
+    def close(self) -> None:
+        self._is_closed = True
+        for each in (self._listener, self._socket):
+            if each is not None:
+                each.close()
+
+    def _taken(self) -> list[int]:
         with self._lock:
             values, self._values = self._values, []
-        if values:
-            self.responder.send_tensors(lambda: [(TOKENS, np.array([[values]], np.int32))], final=False)
+        return values
+
+    def _respond(self, values: list[int]) -> None:
+        self.responder.send_tensors(lambda: [(TOKENS, np.array([[values]], np.int32))], final=False)
+
+    def _move(self) -> None:
+        """Accept the client's connection if it waits, and send the values to the socket from now on."""
+        assert self._listener is not None
+        self._socket = accept(self._listener)
+        if self._socket is not None:
+            self._respond([CONTROL, 1, MOVED])
+            self._listener.close()
+            self._listener = None
+
+    def _send(self, to: socket.socket, raw: bytes) -> bytes:
+        """Return what the socket did not take; all of it counts as taken if the client has left."""
+        try:
+            return raw[to.send(raw) :]
+        except BlockingIOError:
+            return raw
+        except OSError:  # the watcher of departures closes the channel
+            return b""
+
+    def _send_rest(self, raw: bytes) -> None:
+        """Send values to a client that reads slowly until it has got all of them."""
+        to = self._socket
+        assert to is not None
+        poll = select.poll()
+        try:
+            poll.register(to, select.POLLOUT)
+            while raw and not self._is_closed:
+                if not poll.poll(1000 * WRITE_TIMEOUT_S):
+                    self.close()  # the client, should it ever read again, notices the end
+                raw = self._send(to, raw) or array("i", self._taken()).tobytes()
+        except ValueError:  # the channel was closed before
+            pass
+        finally:
+            self._sending.release()
+        self.flush()
 
 
 class TokenChannels:
@@ -90,9 +202,9 @@ class TokenChannels:
         """Return the stream that a request's parameters name; None without, or if the channel is not open."""
         number = parameters.get(STREAM_PARAMETER)
         channel = self._open.get(str(parameters.get(CHANNEL_PARAMETER)))
-        if channel is None or not isinstance(number, int) or not 0 <= number <= MAX_STREAM:
+        if channel is None or not isinstance(number, int) or not 0 <= number < STREAM_NUMBERS:
             return None
-        return TokenStream(channel, number)
+        return TokenStream(channel, number, has_counts=parameters.get(COUNTS_PARAMETER) is True)
 
     def flush(self) -> None:
         """Send the new tokens of all streams; call it once for each step of the engine."""
@@ -112,6 +224,7 @@ class TokenChannels:
             raise TrtspecError(f"this {CHANNEL_PARAMETER} is open already")
         if len(self._open) >= MAX_CHANNELS:
             raise TrtspecError(f"{MAX_CHANNELS} token channels are open already")
+        channel.listen(name)
         self._open[name] = channel
         channel.watch = self._departures.watch(channel.responder.is_cancelled, self._drop(name))
 
@@ -121,6 +234,7 @@ class TokenChannels:
                 return
             if channel.watch is not None:
                 channel.watch.close()
+            channel.close()
             channel.responder.send_cancelled()
 
         return drop
