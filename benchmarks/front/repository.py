@@ -22,7 +22,7 @@ __all__ = ["TritonPythonModel"]
 
 
 def null_artifact(artifact: Path, out: Path, steps: Steps, streams: int) -> None:
-    """Write the copy to `out`, with `streams` as the batch size of the engine and of `ensemble`."""
+    """Write the copy to `out`, in which the engine and `ensemble` take `streams` requests at once."""
     shutil.copytree(artifact, out, symlinks=True, ignore=shutil.ignore_patterns("*.safetensors"))
     target = out / "model_repository" / TARGET
     config = load_config(target / CONFIG)
@@ -40,5 +40,6 @@ def null_artifact(artifact: Path, out: Path, steps: Steps, streams: int) -> None
     ensemble = out / "model_repository" / ENSEMBLE / CONFIG
     config = load_config(ensemble)
     config.max_batch_size = streams
+    config.dynamic_batching.default_queue_policy.max_queue_size = streams
     ensemble.write_text(text_format.MessageToString(config), encoding="utf-8")
     (target / "1" / "model.py").write_text(CODE, encoding="utf-8")
