@@ -75,6 +75,26 @@ def test_step_of_all_streams_is_one_response(channels: TokenChannels) -> None:
     assert [flags for _, flags in request.sender.sent] == [0, 0, 0]
 
 
+def test_tokens_that_are_added_while_others_are_sent_follow(channels: TokenChannels) -> None:
+    request = opening()
+    assert channels.opens(request)
+    stream = channels.stream(member(7))
+    assert stream
+    send, sender = request.sender.send, request.sender
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        """Another thread adds tokens in the meantime."""
+        sender.send = send
+        stream.add([2], Stats())
+        channels.flush()
+        send(*arguments, **options)
+
+    sender.send = interrupted
+    stream.add([1], Stats())
+    channels.flush()
+    assert values(request) == [[7, 1, 1], [7, 1, 2]]
+
+
 def test_clients_only_get_their_own_streams(channels: TokenChannels) -> None:
     requests = [opening(f"{number:032x}") for number in range(2)]
     assert all(map(channels.opens, requests))

@@ -111,22 +111,22 @@ class _Channel:
             self._respond([CONTROL, 1, LISTENS])
 
     def flush(self) -> None:
-        """Send what was added since the last call, unless a thread is still sending earlier values."""
-        if not self._values or not self._sending.acquire(blocking=False):
-            return
-        rest = b""
-        try:
-            if self._listener is not None:
-                self._move()
-            if self._socket is None:
-                self._respond(self._taken())
-            else:
-                rest = self._send(self._socket, array("i", self._taken()).tobytes())
-        finally:
-            if not rest:
-                self._sending.release()
-        if rest:
-            threading.Thread(target=self._send_rest, args=(rest,), name="token channel", daemon=True).start()
+        """Send what was added since the last call; if a thread is still sending earlier values, it sends these, too."""
+        while self._values and self._sending.acquire(blocking=False):
+            rest = b""
+            try:
+                if self._listener is not None:
+                    self._move()
+                if self._socket is None:
+                    self._respond(self._taken())
+                else:
+                    rest = self._send(self._socket, array("i", self._taken()).tobytes())
+            finally:
+                if not rest:
+                    self._sending.release()
+            if rest:
+                threading.Thread(target=self._send_rest, args=(rest,), name="token channel", daemon=True).start()
+                return
 
     def close(self) -> None:
         self._is_closed = True
