@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests._support.manifests import read_manifest, write_manifest
 from tests.conftest import Run
 from trtspec.bench.sources import find_source
 from trtspec.core.errors import TrtspecError
@@ -66,17 +65,6 @@ def test_artifact_of_another_machine_requires_the_source_option(
         "records no source location\nhint: give its location with --source DIR"
     )
     assert found(artifact, recipe.parent / "target") == recipe.parent / "target"
-
-
-@pytest.mark.slow
-def test_manifest_with_an_absolute_source_path_is_still_supported(
-    recipe: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document = read_manifest(artifact)
-    document["recipe"]["target"]["model"] = str(recipe.parent / "target")
-    write_manifest(artifact, document)
-    monkeypatch.setenv("TRTSPEC_CACHE", str(recipe.parent / "other"))
-    assert found(artifact) == recipe.parent / "target"
 
 
 def test_existing_source_is_preferred_among_equal_sources(artifact: Path, recipe: Path, workplace: Path) -> None:
