@@ -51,7 +51,7 @@ Location = Annotated[
 ArtifactOrLocation = Annotated[
     str,
     typer.Argument(
-        metavar="ARTIFACT", help="Artifact directory, or oci://HOST/NAME:TAG or file:PATH:TAG.", show_default=False
+        metavar="ARTIFACT", help="Artifact directory or location, such as oci://HOST/NAME:TAG.", show_default=False
     ),
 ]
 _NAME_ARGUMENT = typer.Argument(
