@@ -55,6 +55,11 @@ class RayCluster:
     def kill(self, node: Any) -> None:
         self._cluster.remove_node(node, allow_graceful=False)
 
+    def remove(self, node: Any) -> None:
+        """Kill a node, and wait until the cluster has noticed, so that no task is sent to it."""
+        self.kill(node)
+        self._cluster.wait_for_nodes(BUSY_S)
+
     def close(self) -> None:
         self._cluster.shutdown()
 

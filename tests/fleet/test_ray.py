@@ -248,7 +248,7 @@ def test_nodes_with_separate_stores_require_a_team_store(cluster: RayCluster, ba
             kind.open(PoolOptions(address))
         assert "TRTSPEC_REMOTE" in str(caught.value)
     finally:
-        cluster.kill(node)
+        cluster.remove(node)
 
 
 def test_interrupted_build_ends_its_tasks_in_time(cluster: RayCluster, base: Path, pool: Pool) -> None:
