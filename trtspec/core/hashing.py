@@ -190,6 +190,10 @@ class BackgroundDigest:
         self.position += len(data)
         self._wait(PIECE_BUFFERS - 1)
 
+    def finish(self) -> None:
+        """Wait until all bytes are hashed, so that their buffers may change."""
+        self._wait(0)
+
     def _wait(self, most: int) -> None:
         """Wait until at most `most` pieces are not hashed yet."""
         while len(self._pending) > most:

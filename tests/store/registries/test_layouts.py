@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
 import tarfile
+import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from tests.store.registries.artifacts import DRAFT, contents, make_artifact
 from trtspec.core.errors import DigestMismatch, TrtspecError
+from trtspec.core.hashing import PIECE_BYTES, SegmentsDigest, bytes_segments
+from trtspec.store.file_records import FileRecord
+from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.listing import list_artifacts
 from trtspec.store.registries.locations.file import parse_address, read_members
 from trtspec.store.registries.pull import pull_artifact
@@ -139,3 +145,23 @@ def test_tar_with_a_large_extended_header_takes_no_memory(tmp_path: Path, monkey
 def test_addresses(rest: str, expected: tuple[str, str]) -> None:
     path, tag = parse_address(rest)
     assert (str(path), tag) == expected
+
+
+def test_file_that_is_read_again_while_its_end_is_hashed_is_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeated upload reads into the buffers of pieces that are not hashed yet."""
+    data = random.Random(0).randbytes(8 * PIECE_BYTES)
+    (tmp_path / "file").write_bytes(data)
+    record = FileRecord(path="file", size=len(data), segments=bytes_segments(data))
+    update = SegmentsDigest.update
+
+    def slow(self: SegmentsDigest, piece: bytes | memoryview) -> None:
+        time.sleep(0.05)
+        update(self, piece)
+
+    monkeypatch.setattr(SegmentsDigest, "update", slow)
+    with BlobSource(tmp_path / "file", record, lambda nbytes: None) as source:
+        assert len(b"".join(islice(map(bytes, source.pieces(0, len(data))), 4))) == 4 * PIECE_BYTES
+        assert b"".join(map(bytes, source.pieces(0, 4 * PIECE_BYTES))) == data[: 4 * PIECE_BYTES]
+        assert source.sha256() == hashlib.sha256(data).hexdigest()

@@ -61,6 +61,7 @@ class BlobSource:
         Raises DigestMismatch if the file is shorter than its record.
         """
         self._hash_until(begin)
+        self._digest.finish()  # bytes that are read again are not hashed, so nothing else waits for their buffers
         for piece in read_chunks(self._file.fileno(), begin, end, self._buffers):
             new = piece[max(0, self._digest.position - begin) :]
             if new.nbytes:
