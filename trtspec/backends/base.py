@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtspec.backends.common.memory import MemoryPlan
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Kind = Literal["kept", "changed", "dropped", "open"]
 PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
 AUTO = "auto"
+SHARED_MODELS = Path(__file__).parent / "common" / "models"  # configurations that the models of several backends share
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.base import find_backend
+from trtspec.backends.base import SHARED_MODELS, find_backend
 from trtspec.core.errors import TrtspecError, UntrustedCode
 from trtspec.core.files import read_bounded
 from trtspec.core.hashing import file_sha256
@@ -34,7 +34,6 @@ ALLOW = "TRTSPEC_ALLOW_CODE"  # SHA-256 digests, separated by commas
 CONFIG = re.compile(r"[^/]+/config\.pbtxt")
 DOCUMENT = re.compile(r"[^/]+/1/[^/]+\.(json|yaml)")
 NUMBERS = re.compile(r"[^/]+/warmup/[^/]+\.int32")
-SHARED = Path(__file__).parent / "common" / "models"  # configurations that several backends share
 MAX_DOCUMENT_BYTES = 1 << 20
 # Engine arguments that load code of a checkpoint, or a class by its name.
 RUNS_CODE = re.compile(r"trust_remote_code|code_revision|.*(_cls|_class|_module|_plugins?|_processors?|_loader|_hook)")
@@ -71,7 +70,7 @@ def _models(repository: Path, backend: str) -> Iterator[tuple[Path, str]]:
     from trtspec.serving.triton.config import load_config  # imports protobuf, which planning does not need
 
     own = find_backend(backend).serving().models
-    sources = [root for root in (model_repository_dir(), SHARED, own) if root]
+    sources = [root for root in (model_repository_dir(), SHARED_MODELS, own) if root]
     known = {file_sha256(path) for root in sources for path in _files(root) if path.parent.name == "1"}
     ours = [load_config(path) for root in sources for path in sorted(root.glob("*/config.pbtxt"))]
     for path in _files(repository):

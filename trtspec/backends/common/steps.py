@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trtspec.backends.base import ArtifactPlan
+from trtspec.backends.base import SHARED_MODELS, ArtifactPlan
 from trtspec.backends.common.build_tools import check_same_tools
 from trtspec.backends.common.convert import Calibrate, ConvertCheckpoint, ConvertOtherVocabulary, HeadFiles, plan_model
 from trtspec.backends.context import PlanContext
@@ -35,8 +35,7 @@ from trtspec.store.files import FileReader, Files
 from trtspec.store.step import Inputs, Step, StepProgress
 
 TEXT_MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
-SHARED = Path(__file__).with_name("models")  # configurations that the models of several backends share
-TEXT_INPUTS = SHARED / "text_inputs.pbtxt"
+TEXT_INPUTS = SHARED_MODELS / "text_inputs.pbtxt"
 # Checkpoints of target and draft, relative to a model's directory in the repository.
 SERVED_PATHS = (from_model(checkpoint("target")), from_model(checkpoint("draft")))
 
@@ -199,8 +198,8 @@ def token_models(
         "draft_len": draft_len,
     }
     files = {f"{TARGET}/1/{name}": text for name, text in documents.items()}
-    shared = {TARGET: SHARED / TARGET / MODEL_CONFIG}
-    return EmitModels(read_models(SHARED, own), serving, TEXT_MODELS, parameters, files, own, shared)
+    shared = {TARGET: SHARED_MODELS / TARGET / MODEL_CONFIG}
+    return EmitModels(read_models(SHARED_MODELS, own), serving, TEXT_MODELS, parameters, files, own, shared)
 
 
 def read_models(*own: Path) -> tuple[tuple[str, str], ...]:

@@ -18,9 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.base import ArtifactPlan
+from trtspec.backends.base import SHARED_MODELS, ArtifactPlan
 from trtspec.backends.common.steps import (
-    SHARED,
     TEXT_INPUTS,
     EmitModels,
     companion_steps,
@@ -180,7 +179,9 @@ def repository_step(
     }
     documents = {str(MODEL_JSON): json.dumps(document, indent=2) + "\n"}
     models = {ENSEMBLE: TEXT_INPUTS, MODEL: TEXT_INPUTS}
-    return EmitModels(read_models(SHARED, MODELS), unbatched, tuple(models), parameters, documents, MODELS, models)
+    return EmitModels(
+        read_models(SHARED_MODELS, MODELS), unbatched, tuple(models), parameters, documents, MODELS, models
+    )
 
 
 def check_machine(artifact: Path, manifest: Manifest) -> None:

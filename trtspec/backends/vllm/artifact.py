@@ -16,10 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.backends.base import ArtifactPlan
+from trtspec.backends.base import SHARED_MODELS, ArtifactPlan
 from trtspec.backends.common.steps import (
     SERVED_PATHS,
-    SHARED,
     TEXT_INPUTS,
     EmitModels,
     plan_source_artifact,
@@ -143,7 +142,7 @@ def repository_step(document: Mapping[str, Any], defaults: str = UNBATCHED.defau
     documents = {str(MODEL_JSON): _dump(document)}
     settings = replace(UNBATCHED, defaults=defaults)
     shared = dict.fromkeys((ENSEMBLE, "sampling_parameters"), TEXT_INPUTS)
-    return EmitModels(read_models(SHARED, MODELS), settings, NAMES, parameters, documents, MODELS, shared)
+    return EmitModels(read_models(SHARED_MODELS, MODELS), settings, NAMES, parameters, documents, MODELS, shared)
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
