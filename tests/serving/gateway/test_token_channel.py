@@ -155,8 +155,7 @@ def test_tokens_at_the_socket_follow_those_in_responses() -> None:
         server.moves = True
 
         def text(stream: int) -> Iterator[Any]:
-            while server.socket is None:
-                time.sleep(0.01)
+            wait_until(lambda: server.socket is not None)
             server.deliver(stream, 1, 2)
             raw = int32(stream, 2, 3, 4, stream + 1, 1, 99)  # also of another text
             server.socket.sendall(raw[:9])
@@ -175,8 +174,7 @@ def test_text_whose_socket_is_closed_is_an_error_and_the_next_has_a_new_channel(
         server.moves = True
 
         def broken(stream: int) -> Iterator[Any]:
-            while server.socket is None:
-                time.sleep(0.01)
+            wait_until(lambda: server.socket is not None)
             server.deliver(stream, 1)
             server.socket.close()
             yield final(total=3)
