@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trtspec.backends.common.steps import SHARED, TEXT_INPUTS
+from trtspec.backends.base import SHARED_MODELS
+from trtspec.backends.common.steps import TEXT_INPUTS
 from trtspec.backends.edge_llm import artifact as edge_llm
 from trtspec.backends.llmapi import artifact as llmapi
 from trtspec.backends.sglang import artifact as sglang
@@ -23,7 +24,9 @@ FORMAT = {"response_format": {"type": "json_object"}, "max_tokens": 5}
 
 
 def model_of(folder: Path, name: str, **parameters: Any) -> TritonModelInfo:
-    config = read_config(folder / name, SHARED / name / "config.pbtxt" if name == "tensorrt_llm" else TEXT_INPUTS)
+    config = read_config(
+        folder / name, SHARED_MODELS / name / "config.pbtxt" if name == "tensorrt_llm" else TEXT_INPUTS
+    )
     for key, value in parameters.items():
         set_parameter(config, key, value)
     return TritonModelInfo.of(config)
