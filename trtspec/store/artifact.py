@@ -335,8 +335,7 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, document:
             _carry(out, temporary, directory)
         failpoint("publish.before-manifest")
         create_file(temporary / MANIFEST, document)
-        fsync_path(temporary / MANIFEST)
-        sync_directories(temporary)
+        sync_directories(temporary, [temporary / MANIFEST])
         replace_directory(temporary, out)
     finally:
         remove_leftovers(out)
