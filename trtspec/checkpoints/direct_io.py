@@ -149,7 +149,7 @@ class DirectWriter(RankWriter):
             self._write_block(file)
 
     def put(self, file: int, offset: int, data: memoryview) -> None:
-        if offset != self._blocks[file].end and data.nbytes < SMALL_BYTES:
+        if offset != self._blocks[file].end and not self.gathers(data.nbytes):
             super().put(file, offset, data)
             return
         while data.nbytes:
@@ -158,6 +158,10 @@ class DirectWriter(RankWriter):
             np.frombuffer(space, np.uint8)[:] = np.frombuffer(data[:count], np.uint8)  # releases the GIL
             self.fill(file, count)
             offset, data = offset + count, data[count:]
+
+    def gathers(self, nbytes: int) -> bool:
+        """Return whether bytes that do not continue a block start a new one, because there are enough of them."""
+        return nbytes >= SMALL_BYTES
 
     def space(self, file: int, offset: int) -> memoryview:
         """Return memory for the bytes of a file from `offset` on, at least one; `fill` accepts those stored there."""
@@ -240,13 +244,12 @@ class SourceFile:
             filled += got
         return filled
 
-    def is_cached(self, begin: int, nbytes: int) -> bool:
+    def is_cached(self, begin: int, end: int) -> bool:
         """Return whether most of a sample from the middle of a range is in the page cache, without reading it.
 
         The kernel reports all pages of another user's file as cached. Also True where it reports nothing.
         """
-        end, begin = begin + nbytes, max(begin, begin + (nbytes - SAMPLE_BYTES) // 2)
-        begin -= begin % mmap.ALLOCATIONGRANULARITY
+        begin = max(begin, (begin + end - SAMPLE_BYTES) // 2) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         nbytes = min(end - begin, SAMPLE_BYTES)
         pages = ctypes.create_string_buffer(b"\1" * -(-nbytes // PAGE_BYTES))
         with suppress(OSError, ValueError, AttributeError), ExitStack() as stack:

@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trtspec.checkpoints.direct_io import (
-    SMALL_BYTES,
     DirectWriter,
     RankFiles,
     RankWriter,
@@ -242,8 +241,13 @@ class TransferWorker:
         destination and every destination has whole rows.
         """
         source, output, parts = transfer.source, self._output, transfer.in_sequence()
-        file, can_share = self._open(source.file), parts and source.nbytes >= SMALL_BYTES
-        if not (can_share and isinstance(output, DirectWriter) and file.is_cached(source.offset, source.nbytes)):
+        file = self._open(source.file)
+        if not (
+            parts
+            and isinstance(output, DirectWriter)
+            and output.gathers(source.nbytes)
+            and file.is_cached(source.offset, source.end)
+        ):
             for first, bits in self.chunks(source):
                 check(bits)
                 self.write(transfer.destinations, first, bits)
@@ -308,7 +312,7 @@ class TransferWorker:
             self._buffer = ReadBuffer(row_bytes)
         step = max(1, self._buffer.nbytes // row_bytes) if row_bytes else max(1, rows)
         file = self._open(source.file)
-        direct = last and not file.is_cached(source.offset, source.nbytes)
+        direct = last and not file.is_cached(source.offset, source.end)
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
             position, nbytes = source.offset + begin * row_bytes, (end - begin) * row_bytes

@@ -16,13 +16,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtspec.core.errors import SignatureRefused, TrtspecError
 from trtspec.core.files import describe_read_error, read_bounded, replace_file
 from trtspec.store.artifact_paths import ATTESTATIONS
-from trtspec.store.registries.modelpack import Descriptor, check_digest, parse_image_manifest
-from trtspec.store.registries.referrers import KeepsReferrers, Referrer, attach_document, list_referrers
-from trtspec.store.registries.repository import Repository
 from trtspec.store.signatures.envelope import (
     BOM,
     BUNDLE_TYPE,
@@ -33,6 +31,11 @@ from trtspec.store.signatures.envelope import (
     parse_bundle,
     parse_statement,
 )
+
+if TYPE_CHECKING:
+    from trtspec.store.registries.modelpack import Descriptor
+    from trtspec.store.registries.referrers import Referrer
+    from trtspec.store.registries.repository import Repository
 
 BUNDLE_SUFFIX = ".sigstore.json"
 DOCUMENTS = {PROVENANCE: "provenance.json", BOM: "bom.cdx.json"}  # unsigned documents by predicate type
@@ -103,6 +106,8 @@ def attach_attestations(repository: Repository, subject: Descriptor, attestation
     annotations: sigstore/cosign:pkg/oci/remote/write.go@v3.1.2. The time of creation is left out, so that equal
     attestations are one referrer.
     """
+    from trtspec.store.registries.referrers import KeepsReferrers, attach_document  # lazy: builds need no HTTP client
+
     if not isinstance(repository, KeepsReferrers):
         return 0
     for data in attestations.bundles.values():
@@ -114,12 +119,16 @@ def attach_attestations(repository: Repository, subject: Descriptor, attestation
 
 def attach_bundle(repository: Repository, subject: Descriptor, bundle: bytes) -> str:
     """Attach a signed statement to an image manifest; return the digest of the referrer's manifest."""
+    from trtspec.store.registries.referrers import attach_document
+
     annotations = {CONTENT: "dsse-envelope", PREDICATE_TYPE: predicate_type(bundle)}
     return attach_document(repository, subject, BUNDLE_TYPE, bundle, annotations)
 
 
 def fetch_attestations(repository: Repository, digest: str) -> Attestations:
     """Fetch the attestations of the image manifest with a digest; referrers of other types are ignored."""
+    from trtspec.store.registries.referrers import list_referrers
+
     bundles: dict[str, bytes] = {}
     documents: dict[str, bytes] = {}
     problems: list[str] = []
@@ -147,6 +156,8 @@ def is_signature(referrer: Referrer) -> bool:
 
 
 def _fetch(repository: Repository, referrer: Referrer, where: str) -> bytes:
+    from trtspec.store.registries.modelpack import check_digest, parse_image_manifest
+
     manifest = parse_image_manifest(where, repository.manifest(referrer.digest), referrer.digest)
     if len(manifest.layers) != 1 or manifest.layers[0].size > MAX_BYTES:
         raise TrtspecError(f"expected one document of at most {MAX_BYTES:,} bytes", where=where)
