@@ -99,7 +99,7 @@ def _manage_pulled(limits: PruneLimits | None, *, dry_run: bool) -> tuple[list[d
 
     if not pulled_dir().is_dir():
         return [], []
-    from trtspec.deployment.used_artifacts import artifacts_in_use
+    from trtspec.deployment.base import artifacts_in_use
 
     uses = list_pulled(artifacts_in_use())
     chosen = select_prunable(uses, limits, datetime.now(timezone.utc)) if limits else []
