@@ -58,9 +58,9 @@ def run_step(step: Step, store: Store, node: str, start: Start, devices: tuple[s
         if described := describe_os_error_at(error, str(store.root)):
             failure = Failure(described, hint=os_error_remedy(error), exit_code=1)
         else:
-            failure = Failure(traceback.format_exc(), exit_code=70, is_bug=True)
+            failure = Failure(traceback.format_exc(), exit_code=70)
     except Exception:  # a bug in a step must not end the worker: the driver reports it with its traceback
-        failure = Failure(traceback.format_exc(), exit_code=70, is_bug=True)
+        failure = Failure(traceback.format_exc(), exit_code=70)
     return Outcome("failed", node, time.perf_counter() - started, failure)
 
 
