@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from benchmarks.front.null_engine import NullEngine, Steps
+from benchmarks.front_stages.null_engine import NullEngine, Steps
 from trtspec.engine.generation.request import EngineRequest, Stats, Update
 from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.async_engine_model import AsyncEngineModel
