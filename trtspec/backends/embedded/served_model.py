@@ -71,19 +71,23 @@ class TritonPythonModel:
         self.shutdown = DrainWatcher(args["model_repository"])
         self.channels = TokenChannels(pb_utils, self.lock, self.shutdown)
         self.by_id: weakref.WeakValueDictionary[str, Generation] = weakref.WeakValueDictionary()
+        self.engine = self.open_engine(settings, Path(args["model_repository"]).parents[1])
+        self.metrics = EngineMetrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
+        self.engine.set_step_callback(self.channels.flush)
+        self.engine.set_draft_failure_callbacks(self.metrics.fallback, self.metrics.breaker)
+
+    def open_engine(self, settings: Settings, artifact: Path) -> Engine:
+        """Return the engine of an artifact, warmed up if its settings require that."""
         engine_settings = EngineSettings.from_json(settings.parameter("engine_settings"))
-        artifact = Path(args["model_repository"]).parents[1]
-        self.engine = Engine(
+        engine = Engine(
             settings.required_path("gpt_model_path"),
             settings.path("draft_model_path"),
             replace(engine_settings, kernels=candidate_libraries(artifact)),
             settings.path("tokenizer_dir"),
         )
         if settings.flag("warmup"):  # Triton's own warm-up does not wait for responses of decoupled models
-            warm_up(self.engine)
-        self.metrics = EngineMetrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
-        self.engine.set_step_callback(self.channels.flush)
-        self.engine.set_draft_failure_callbacks(self.metrics.fallback, self.metrics.breaker)
+            warm_up(engine)
+        return engine
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         texts = [request for request in requests if not (self.decoupled and self.channels.opens(request))]
