@@ -18,7 +18,7 @@ from trtspec.serving.gateway.errors import ApiError
 from trtspec.serving.gateway.parameters import read_parameters
 from trtspec.serving.gateway.token_channel import PushFn
 from trtspec.serving.gateway.triton import TritonClient, ints, token_request
-from trtspec.serving.triton.python_models.interruptions import DISCONNECT_POLL_S
+from trtspec.serving.triton.python_models.interruptions import DISCONNECT_POLL_S, REPORTED_S
 from trtspec.serving.triton.python_models.responses import SHUTTING_DOWN
 
 Responses = list[tuple[dict[str, bytes], bool]]
@@ -292,7 +292,7 @@ def test_cancelled_stream_leaves_the_engine(entry: RunningGateway, served: Serve
         await anext(responses)
         await asyncio.sleep(3 * DISCONNECT_POLL_S)  # the model has asked Triton, and will not ask again for REPORTED_S
         await responses.aclose()
-        await asyncio.to_thread(wait_until, lambda: cancelled() == before + 1)  # while the channel is open
+        await asyncio.to_thread(wait_until, lambda: cancelled() == before + 1, REPORTED_S - 1)
 
     before = cancelled()
     run(entry.config.grpc, use)
