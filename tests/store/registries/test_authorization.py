@@ -121,6 +121,26 @@ def test_remote_registry_may_refer_only_to_tls(url: str) -> None:
     require_safe("http://127.0.0.1:1/x", "http://localhost:5000")
 
 
+MALFORMED = ["http://[", "http://127.0.0.1:99999/x", "http://127.0.0.1:y/"]
+
+
+@pytest.mark.parametrize("url", MALFORMED)
+def test_malformed_addresses_of_a_registry_are_refused(
+    registry: Registry, built: Path, tmp_path: Path, url: str
+) -> None:
+    address = f"oci://{registry.host}/team/tiny:v1"
+    registry.faults = [Fault("POST .*/uploads/", status=202, headers={"Location": url})]
+    with pytest.raises(RegistryError, match="it refers to"):
+        push_artifact(built, address, patience=QUICK)
+    registry.faults = []
+    push_artifact(built, address, patience=QUICK)
+    for pattern, status, header in (("GET .*/blobs/", 307, "Location"), ("GET", 401, "WWW-Authenticate")):
+        value = f'Bearer realm="{url}"' if status == 401 else url
+        registry.faults = [Fault(pattern, status=status, headers={header: value})]
+        with pytest.raises(RegistryError, match="it refers to"):
+            pull_artifact(address, lambda *_: tmp_path / "out", patience=QUICK)
+
+
 def test_token_server_without_tls_is_refused(built: Path) -> None:
     with running_registry() as registry:
         challenge = 'Bearer realm="http://example.com/token",service="x"'

@@ -20,6 +20,7 @@ from trtspec.store.registries.http_client import Patience, RegistryError
 from trtspec.store.registries.modelpack import Descriptor
 
 LOCATIONS = "trtspec.store.registries.locations"
+DIGEST_HINT = "push prints the digest of an address as `digest`; --manifest takes the one of `manifest`"
 EXAMPLES = "e.g. oci://registry.example.com/team/model:v1 or file:models/layout:v1"
 
 
@@ -113,6 +114,8 @@ def check_address(address: str, where: str) -> None:
 
 
 def _find_location(address: str) -> Callable[[str, Opening], Any]:
+    if re.match(r"[A-Za-z0-9+.-]*:?//[^/@]*@(?!sha256:)", address):  # not repeated, because it may be a password
+        raise TrtspecError("an address may not contain a user or a password", hint="docker login HOST stores them")
     scheme, colon, _ = address.partition(":")
     if not colon or not re.fullmatch(r"[a-z][a-z0-9]*", scheme):
         raise TrtspecError(f"{address[:200]!r} is not the address of a registry or layout", hint=EXAMPLES)
