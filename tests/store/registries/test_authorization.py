@@ -166,6 +166,9 @@ def test_sources_of_credentials(own_home: Path, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "auth.json").write_text(json.dumps({"auths": {"b.example": auth("podman")}}))
     assert find_credentials("b.example") == Credentials("podman", PASSWORD)
     assert find_credentials("c.example") is None
+    write_config(own_home, {"auths": {"http://c.example/v1/": auth("old"), "d.example/team": auth()}})
+    assert find_credentials("c.example") == Credentials("old", PASSWORD)
+    assert find_credentials("d.example") is None
 
 
 def test_helper_gets_the_host_on_its_standard_input(
@@ -199,6 +202,14 @@ def test_broken_helper_is_named_without_its_output(
     with pytest.raises(TrtspecError, match=complaint) as raised:
         find_credentials("a.example")
     assert "secret-x" not in str(raised.value)
+    assert "| docker-credential-test get" in str(raised.value)
+
+
+def test_program_that_is_no_helper_is_named(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_helper(tmp_path, "test", "", monkeypatch).write_bytes(b"\x7fELF")
+    write_config(own_home, {"credHelpers": {"a.example": "test"}})
+    with pytest.raises(TrtspecError, match="docker-credential-test cannot be started: Exec format error"):
+        find_credentials("a.example")
 
 
 def test_helper_without_credentials_means_anonymous(
