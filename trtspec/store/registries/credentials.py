@@ -91,10 +91,10 @@ def _in_configuration(where: str, config: Mapping[str, Any], host: str) -> Crede
     for name in names:
         if isinstance(helpers, dict) and isinstance(helper := helpers.get(name), str):
             return _from_helper(where, helper, name)
-    auths = config.get("auths")
-    for name in (*names, *_old_names(auths, host)) if isinstance(auths, dict) else ():
-        if isinstance(entry := auths.get(name), dict) and (found := _from_entry(entry)):
-            return found
+    auths = found if isinstance(found := config.get("auths"), dict) else {}
+    for name in (*names, *_old_names(auths, host)):
+        if isinstance(entry := auths.get(name), dict) and (known := _from_entry(entry)):
+            return known
     if isinstance(store := config.get("credsStore"), str) and store:
         return next(filter(None, (_from_helper(where, store, name) for name in names)), None)
     return None
