@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 from trtspec.core.errors import TrtspecError
@@ -106,9 +107,14 @@ def open_location(address: str, opening: Opening) -> Repository:
 
 
 def check_address(address: str, where: str) -> None:
-    """Raise TrtspecError, which refers to `where`, if an address has no known scheme."""
+    """Raise TrtspecError, which refers to `where`, if an address has no known scheme or is malformed.
+
+    A location is not opened. Its module checks the address with the function `parse_address`, if it has one.
+    """
     try:
-        _find_location(address)
+        location = _find_location(address)
+        if parse := getattr(import_module(location.__module__), "parse_address", None):
+            parse(address.partition(":")[2])
     except TrtspecError as error:
         raise TrtspecError(error.message, where=where, hint=error.hint) from None
 
