@@ -141,6 +141,23 @@ def test_malformed_addresses_of_a_registry_are_refused(
             pull_artifact(address, lambda *_: tmp_path / "out", patience=QUICK)
 
 
+def test_redirect_to_a_path_with_other_characters_is_quoted(registry: Registry, built: Path, tmp_path: Path) -> None:
+    address = f"oci://{registry.host}/team/tiny:v1"
+    push_artifact(built, address, patience=QUICK)
+    registry.faults = [Fault("GET .*/manifests/v1", status=307, headers={"Location": "/caf\xe9 1"})]
+    with pytest.raises(RegistryError, match="has no v1"):
+        pull_artifact(address, lambda *_: tmp_path / "out", patience=QUICK)
+    assert registry.requests(r"GET /caf%E9%201$")
+
+
+def test_rejection_whose_body_never_arrives_is_an_error(registry: Registry, built: Path, tmp_path: Path) -> None:
+    address = f"oci://{registry.host}/team/tiny:v1"
+    push_artifact(built, address, patience=QUICK)
+    registry.faults = [Fault("GET .*/blobs/", times=99, status=409, stall=1, extra=b"xx")]
+    with pytest.raises(RegistryError, match="HTTP status 409"):
+        pull_artifact(address, lambda *_: tmp_path / "out", patience=QUICK)
+
+
 def test_token_server_without_tls_is_refused(built: Path) -> None:
     with running_registry() as registry:
         challenge = 'Bearer realm="http://example.com/token",service="x"'

@@ -15,6 +15,7 @@ import random
 import re
 import socket
 import ssl
+import string
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Protocol
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from trtspec.core.diagnostics import escape_unprintable
@@ -388,6 +389,14 @@ class RegistryClient:
             connection.close()
 
 
+def read_explanation(response: HTTPResponse) -> bytes:
+    """Return the beginning of a body that explains a rejection, or b"" if it does not arrive."""
+    try:
+        return response.read(4096)
+    except (OSError, HTTPException, ValueError):
+        return b""
+
+
 def read_from(response: HTTPResponse, pieces: Iterable[bytes], offset: int) -> Iterator[bytes]:
     """Yield the bytes from `offset` of a reply to a request for this range; the server may have sent the whole.
 
@@ -454,9 +463,12 @@ def url_origin(url: str) -> str:
 
 
 def resolve(url: str, location: str) -> str:
-    """Return the absolute URL of an address in a reply to `url`; raises RegistryError for a malformed one."""
+    """Return the absolute URL of an address in a reply to `url`; raises RegistryError for a malformed one.
+
+    Bytes that are not allowed in a URL are quoted. http.client decodes headers as Latin-1.
+    """
     try:
-        return urljoin(url, location)
+        return quote(urljoin(url, location), safe=string.punctuation, encoding="latin-1", errors="replace")
     except ValueError:
         raise RegistryError("it refers to a malformed address", where=shown(url)) from None
 

@@ -29,6 +29,7 @@ from trtspec.store.registries.http_client import (
     RegistryClient,
     RegistryError,
     Reply,
+    read_explanation,
     read_from,
     reason,
     require_safe,
@@ -245,7 +246,7 @@ class OciRepository:
                     f"a file is missing: {blob.digest}", where=shown(urljoin(self._client.origin, path))
                 )
             if response.status not in (OK, PARTIAL):
-                body = response.read(4096)
+                body = read_explanation(response)
                 raise rejection(
                     Reply(urljoin(self._client.origin, path), response.status, {}, body), "a file is missing"
                 )
