@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
@@ -36,12 +37,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Reader:
     """A client with a small receive buffer that reads the events of its stream when it is told to."""
 
-    def __init__(self, port: int, max_tokens: int, buffer: int = 1 << 16) -> None:
+    def __init__(self, port: int, max_tokens: int, buffer: int = 1 << 16, **more: Any) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         self._socket.settimeout(TIMEOUT_S)
         self._socket.connect(("127.0.0.1", port))
-        asked = {"model": "m", "prompt": [1, 2], "max_tokens": max_tokens, "stream": True, "temperature": 0}
+        asked = {"model": "m", "prompt": [1, 2], "max_tokens": max_tokens, "stream": True, "temperature": 0, **more}
         body = json.dumps(asked).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
         self._socket.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
@@ -95,8 +96,8 @@ class Texts:
 
 
 @contextmanager
-def gateway(tokenizer: Path, streams: int) -> Iterator[tuple[Texts, RunningGateway]]:
-    limits = GatewayLimits(write_timeout_s=WRITE_TIMEOUT_S, max_texts=streams, drain_s=2.0)
+def gateway(tokenizer: Path, streams: int, stall_s: float = TIMEOUT_S) -> Iterator[tuple[Texts, RunningGateway]]:
+    limits = GatewayLimits(write_timeout_s=WRITE_TIMEOUT_S, max_texts=streams, stall_s=stall_s, drain_s=2.0)
     with scripted(streams) as (server, address):
         config = GatewayConfig(address, 0, "m", "tensorrt_llm", str(tokenizer), 1 << 20, 4000, limits=limits)
         texts = Texts(server)
@@ -107,10 +108,12 @@ def gateway(tokenizer: Path, streams: int) -> Iterator[tuple[Texts, RunningGatew
             texts.end()
 
 
-def open_stream(texts: Texts, entry: RunningGateway, stack: ExitStack, buffer: int = 1 << 16) -> tuple[Reader, int]:
+def open_stream(
+    texts: Texts, entry: RunningGateway, stack: ExitStack, buffer: int = 1 << 16, **more: Any
+) -> tuple[Reader, int]:
     """Return a reader and the number of its stream, whose response has begun with the text "a"."""
     count = len(texts.streams)
-    reader = Reader(entry.config.port, 1 << 19, buffer)
+    reader = Reader(entry.config.port, 1 << 19, buffer, **more)
     stack.callback(reader.close)
     wait_until(lambda: len(texts.streams) > count)
     texts.deliver(texts.streams[-1], "a")
@@ -167,6 +170,17 @@ def test_client_that_leaves_within_its_text_ends_it_alone(tokenizer: Path) -> No
         staying.end()
         assert staying.text() == "abc"
         assert entry.metric("trtspec_openai_texts_in_flight") == 0
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_tokens_without_an_event_are_not_a_stall(tokenizer: Path, choices: int) -> None:
+    with gateway(tokenizer, choices, stall_s=0.5) as (texts, entry), ExitStack() as stack:
+        reader, stream = open_stream(texts, entry, stack, stop=["b" * 99], n=choices)
+        for _ in range(10):
+            texts.deliver(stream, "b")  # may begin the stop text
+            time.sleep(0.12)
+        texts.deliver(stream, "c")
+        reader.read("a" + 10 * "b" + "c")
 
 
 TEXT = "na\u00efve \U0001f642 \u5317\u4eac END of it"

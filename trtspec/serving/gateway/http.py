@@ -195,6 +195,11 @@ class HttpExchange:
         self._since = time.monotonic()
         self._chunks.write(event)
 
+    def note_tokens(self) -> None:
+        """Record that the model sent tokens that have no event, such as those of an incomplete tool call."""
+        if not self._writes:
+            self._since = time.monotonic()
+
     async def end_stream(self, event: bytes = DONE) -> None:
         """Send the last event; a stream that a shutdown interrupts ends with an empty event instead of `[DONE]`."""
         await self._send({"type": "http.response.body", "body": event})
