@@ -63,6 +63,21 @@ class Reader:
             assert part, self._data[-300:]
             self._data += part
 
+    def has_data(self, count: int) -> bool:
+        """Return whether the client has bytes to read."""
+        return len(self._socket.recv(count, socket.MSG_PEEK | socket.MSG_DONTWAIT)) == count
+
+    def is_closed(self) -> bool:
+        """Read what has arrived; return whether the connection ends then, or the timeout passes."""
+        try:
+            while self._socket.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            return True
+        except TimeoutError:
+            return False
+        return True
+
     def text(self) -> str:
         lines = self._data.split(b"\r\n")
         events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {") and line.endswith(b"\n\n")]
@@ -121,9 +136,11 @@ def open_stream(
     return reader, texts.streams[-1]
 
 
-def test_slow_reader_does_not_delay_others_and_is_cancelled(tokenizer: Path) -> None:
+def test_slow_reader_does_not_delay_others_and_is_cancelled(
+    tokenizer: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with gateway(tokenizer, FAST + 1) as (texts, entry), ExitStack() as stack:
-        _, slow = open_stream(texts, entry, stack, buffer=1 << 12)
+        slow_reader, slow = open_stream(texts, entry, stack, buffer=1 << 12)
         fast = [open_stream(texts, entry, stack) for _ in range(FAST)]
         for _ in range(12):  # until no buffer takes more, and beyond
             texts.deliver(slow, "s" * 40_000)
@@ -137,6 +154,19 @@ def test_slow_reader_does_not_delay_others_and_is_cancelled(tokenizer: Path) -> 
         for reader, _ in fast:
             reader.read("a" + "f" * 12 + "g")
         assert entry.metric("trtspec_openai_texts_in_flight") == FAST
+        assert slow_reader.is_closed()
+        assert not caplog.messages
+
+
+def test_reader_that_stops_before_the_last_event_is_cancelled(tokenizer: Path) -> None:
+    with gateway(tokenizer, 1) as (texts, entry), ExitStack() as stack:
+        reader, stream = open_stream(texts, entry, stack, buffer=1 << 12)
+        texts.deliver(stream, "s" * 400_000)  # one event, which no buffer takes
+        wait_until(lambda: reader.has_data(100))
+        texts.end()
+        wait_until(lambda: entry.metric('trtspec_openai_broken_streams_total{reason="slow_client"}') == 1)
+        wait_until(lambda: entry.metric("trtspec_openai_requests_in_flight") == 0)
+        assert reader.is_closed()
 
 
 def test_reader_that_pauses_gets_every_token_in_order(tokenizer: Path) -> None:
