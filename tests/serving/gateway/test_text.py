@@ -39,6 +39,8 @@ def cut(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
         ("no stop here EN", ["END"], ("no stop here EN", False)),
         ("x\n\ny", ["\n\n", "y"], ("x", True)),
         ("END", ["END"], ("", True)),
+        ("abcd", ["abcd", "b"], ("a", True)),  # the one that is complete first
+        ("abab", ["ab", "abab", "bab"], ("", True)),
     ],
 )
 def test_stop_string_is_found_for_any_split_of_the_text(text: str, stops: list[str], expected: object) -> None:
@@ -49,6 +51,22 @@ def test_stop_string_is_found_for_any_split_of_the_text(text: str, stops: list[s
                 pieces.append(text[begun:at])
                 begun = at
         assert cut([*pieces, text[begun:]], stops) == expected
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(("min_tokens", "shown"), [(0, "xa"), (4, "xa"), (5, "xabcda"), (8, "xabcda"), (9, "xabcdabcd")])
+def test_stop_strings_before_min_tokens_are_ignored(
+    tokenizer: Tokenizer, step: int, min_tokens: int, shown: str
+) -> None:
+    parameters = asked(max_tokens=64, min_tokens=min_tokens, stop=["bc", "abcdx"])
+    text, ids = TokenGeneration(parameters, (1,), tokenizer, TextPieces(tokenizer)), tokenizer.encode("xabcdabcd")
+    found, reason = "", None
+    for begin in range(0, len(ids), step):
+        delta = text.take(response(ids[begin : begin + step]), last=begin + step >= len(ids))
+        found, reason = found + delta.text, delta.finish_reason
+        if reason:
+            break
+    assert (found, reason) == (shown, "stop")
 
 
 def test_only_a_possible_stop_string_prefix_is_buffered() -> None:

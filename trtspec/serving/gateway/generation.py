@@ -45,26 +45,39 @@ class Delta:
 
 
 class StopCutter:
-    """Truncates streamed text before the first stop string, and buffers text that may be the start of one."""
+    """Truncates streamed text before the first stop string, and buffers text that may be the start of one.
+
+    The first stop string is the one that is complete first, or the longest of those, so that the result does not depend
+    on the division of the text.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
         self.stopped = False
 
-    def add(self, text: str, *, last: bool) -> str:
-        """Append text and return the part that can be sent now; `last` flushes the buffer."""
+    def add(self, text: str, *, last: bool, stops: bool = True) -> str:
+        """Append text and return the part that can be sent now; `last` flushes the buffer.
+
+        Without `stops`, a stop string must have its end in later text.
+        """
         if not self._stops:
             return text
+        earlier = len(self._held)
         text = self._held + text
         self._held = ""
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
+        if stops and (begin := self._find(text, earlier)) is not None:
             self.stopped = True
-            return text[: min(places)]
+            return text[:begin]
         kept = len(text) if last else len(text) - max(begun_length(text, stop) for stop in self._stops)
         self._held = text[kept:]
         return text[:kept]
+
+    def _find(self, text: str, earlier: int) -> int | None:
+        """Return the place of the first stop string that ends after the first `earlier` characters."""
+        found = ((text.find(stop, max(0, earlier + 1 - len(stop))), stop) for stop in self._stops)
+        ends = [(begin + len(stop), begin) for begin, stop in found if begin >= 0]
+        return min(ends)[1] if ends else None
 
 
 class GenerationState:
@@ -85,7 +98,7 @@ class GenerationState:
         self.drafted = self.accepted = 0
         self.draft_steps: int | None = None
         self.accepted_by_position: list[int] = []
-        self._max_tokens = asked.max_tokens or 0
+        self._max_tokens, self._min_tokens = asked.max_tokens or 0, int(asked["min_tokens"])
         self._cutter = StopCutter(asked.stop)
         self._before = (0, 0, 0, [0] * 0)  # draft counts of the requests before the current one
         self._digest = sha256()
@@ -107,9 +120,12 @@ class GenerationState:
         """
         raise NotImplementedError
 
-    def _delta(self, text: str, *, ended: bool, last: bool, logprobs: list[TokenLogprob] | None = None) -> Delta:
+    def _delta(
+        self, text: str, *, ended: bool, last: bool, logprobs: list[TokenLogprob] | None = None, free: str = ""
+    ) -> Delta:
+        """Return the delta of new text; `free` is the text before it, in which no stop string may end."""
         over = ended or last
-        shown = self._cutter.add(text, last=over)
+        shown = self._cutter.add(free, last=False, stops=False) + self._cutter.add(text, last=over)
         self._digest.update(shown.encode(errors="surrogatepass"))
         reason = None
         if ended or self._cutter.stopped:
@@ -171,11 +187,15 @@ class TokenGeneration(GenerationState):
             ids = ids[: ints(length)[0]]
         until = next((place for place, token in enumerate(ids) if token in self._ends), len(ids))
         ended, ids = until < len(ids), ids[:until]
+        # the text of the last of `min_tokens` tokens may complete a stop string
+        free = ids[: max(0, self._min_tokens - 1 - self.completion_tokens)] if self._min_tokens else []
         self.completion_tokens += len(ids)
         self.ids += ids
         self._count(outputs)
         logprobs = self._logprobs(ids, outputs) if self._wants_logprobs else None
-        return self._delta(self._text(ids, last=last or ended), ended=ended, last=last, logprobs=logprobs)
+        free_text = self._text(free, last=False)
+        text = self._text(ids[len(free) :], last=last or ended)
+        return self._delta(text, ended=ended, last=last, logprobs=logprobs, free=free_text)
 
     def _text(self, ids: Sequence[int], *, last: bool) -> str:
         text, begun = "", 0
@@ -216,7 +236,10 @@ class TextGeneration(GenerationState):
         if prompt := ints(outputs.get("num_input_tokens")):
             self.prompt_tokens = prompt[0]
         self._count(outputs)
-        return self._delta(decode_text(outputs.get("text_output")), ended=False, last=last)
+        text = decode_text(outputs.get("text_output"))
+        if self.completion_tokens < self._min_tokens:
+            return self._delta("", ended=False, last=last, free=text)
+        return self._delta(text, ended=False, last=last)
 
 
 def speculation_metrics(text: GenerationState, draft_len: int) -> dict[str, Any] | None:
