@@ -136,9 +136,7 @@ def open_stream(
     return reader, texts.streams[-1]
 
 
-def test_slow_reader_does_not_delay_others_and_is_cancelled(
-    tokenizer: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_slow_reader_does_not_delay_others_and_is_cancelled(tokenizer: Path, caplog: pytest.LogCaptureFixture) -> None:
     with gateway(tokenizer, FAST + 1) as (texts, entry), ExitStack() as stack:
         slow_reader, slow = open_stream(texts, entry, stack, buffer=1 << 12)
         fast = [open_stream(texts, entry, stack) for _ in range(FAST)]

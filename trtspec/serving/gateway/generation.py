@@ -8,7 +8,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -23,11 +23,20 @@ from trtspec.serving.gateway.triton import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS, de
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A generated token with its log probability; `top` has the most likely tokens at the same position."""
+    """A token with its log probability.
+
+    Attributes:
+        token: the token's text, with U+FFFD for a part of a character.
+        raw: the token's bytes; those of the tokens that form a character can be joined.
+        top: the most likely tokens at the same position.
+        offset: number of characters of the completion before the token, or before the character of which it is a part.
+    """
 
     token: str
     logprob: float
-    top: tuple[tuple[str, float], ...] = ()
+    raw: bytes = b""
+    top: tuple[TokenLogprob, ...] = ()
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +178,8 @@ class TokenGeneration(GenerationState):
         self._ends = frozenset() if asked["ignore_eos"] else frozenset(tokenizer.end_ids)
         self._wants_logprobs = asked.top_logprobs is not None
         self.ids: list[int] = []  # generated so far, without end ids
+        self._offsets: list[int] = []  # of the tokens in `ids`, if log probabilities are requested
+        self._characters = 0
         self._is_plain = not (self._markers or asked.stop or calls or self._wants_logprobs)
 
     def take_ids(self, ids: Sequence[int]) -> str | Delta:
@@ -192,12 +203,23 @@ class TokenGeneration(GenerationState):
         self.completion_tokens += len(ids)
         self.ids += ids
         self._count(outputs)
-        logprobs = self._logprobs(ids, outputs) if self._wants_logprobs else None
         free_text = self._text(free, last=False)
         text = self._text(ids[len(free) :], last=last or ended)
+        logprobs = self._logprobs(ids, outputs) if self._wants_logprobs else None
         return self._delta(text, ended=ended, last=last, logprobs=logprobs, free=free_text)
 
     def _text(self, ids: Sequence[int], *, last: bool) -> str:
+        text = ""
+        if self._wants_logprobs:
+            for token in ids:
+                self._offsets.append(self._characters + len(text))
+                text += self._marked_text([token], last=False)
+            ids = []
+        text += self._marked_text(ids, last=last)
+        self._characters += len(text)
+        return text
+
+    def _marked_text(self, ids: Sequence[int], *, last: bool) -> str:
         text, begun = "", 0
         for at, token in enumerate(ids):
             if token in self._markers:
@@ -213,11 +235,18 @@ class TokenGeneration(GenerationState):
         own = floats(outputs.get(LOG_PROBS))[-len(ids) :] if ids else []
         tops, top_ids = floats(outputs.get(TOP_LOG_PROBS)), ints(outputs.get(TOP_IDS))
         width = len(tops) // len(own) if own else 0
-        words = [(self._pieces.decode([token]), value) for token, value in zip(top_ids, tops, strict=True)]
+        words = [self._token(token, value) for token, value in zip(top_ids, tops, strict=True)]
+        offsets = self._offsets[len(self._offsets) - len(ids) :]
         return [
-            TokenLogprob(self._pieces.decode([token]), value, tuple(words[place * width : (place + 1) * width]))
+            replace(
+                self._token(token, value), top=tuple(words[place * width : (place + 1) * width]), offset=offsets[place]
+            )
             for place, (token, value) in enumerate(zip(ids, own, strict=True))
         ]
+
+    def _token(self, token: int, logprob: float) -> TokenLogprob:
+        text = self._pieces.decode([token])
+        return TokenLogprob(text, logprob, self._pieces.part(token) or text.encode())
 
 
 class TextGeneration(GenerationState):
@@ -356,26 +385,20 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    content = [
-        {**_token(token.token, token.logprob), "top_logprobs": [_token(*other) for other in token.top]}
-        for token in tokens
-    ]
+    content = [{**_token(token), "top_logprobs": [_token(other) for other in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
 
 
-def _token(token: str, logprob: float) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "logprob": token.logprob, "bytes": [*token.raw]}
 
 
 def _completion_logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
     if tokens is None:
         return None
-    offsets = [0]
-    for token in tokens:
-        offsets.append(offsets[-1] + len(token.token))
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [dict(token.top) for token in tokens],
-        "text_offset": offsets[:-1],
+        "top_logprobs": [{other.token: other.logprob for other in token.top} for token in tokens],
+        "text_offset": [token.offset for token in tokens],
     }
