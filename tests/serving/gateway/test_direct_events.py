@@ -63,6 +63,11 @@ class Reader:
             assert part, self._data[-300:]
             self._data += part
 
+    def error(self) -> Any:
+        """Return the error of the stream."""
+        (line,) = [each for each in self._data.split(b"\r\n") if each.startswith(b'data: {"error"')]
+        return json.loads(line[6:])["error"]
+
     def is_closed(self) -> bool:
         """Read what has arrived; return whether the connection ends then, or the timeout passes."""
         try:
@@ -96,6 +101,9 @@ class Texts:
     def deliver(self, stream: int, text: str) -> None:
         ids = [byte - 32 for byte in text.encode()]  # the first token is '!', id 1
         self._made[stream] = self._made.get(stream, 0) + len(ids)
+        self._server.deliver(stream, *ids)
+
+    def deliver_ids(self, stream: int, *ids: int) -> None:
         self._server.deliver(stream, *ids)
 
     def end(self, text: str = "") -> None:
@@ -196,6 +204,22 @@ def test_client_that_leaves_within_its_text_ends_it_alone(tokenizer: Path) -> No
         staying.end()
         assert staying.text() == "abc"
         assert entry.metric("trtspec_openai_texts_in_flight") == 0
+
+
+def test_tokens_that_cannot_be_decoded_end_their_stream_alone(
+    tokenizer: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with gateway(tokenizer, 2) as (texts, entry), ExitStack() as stack:
+        failing, bad = open_stream(texts, entry, stack, temperature=1)  # which is not resumed
+        other, stream = open_stream(texts, entry, stack)
+        texts.deliver_ids(bad, -7)  # the tokenizers library takes no negative ids
+        texts.deliver(stream, "bc")
+        other.read("abc")
+        failing.end()
+        assert failing.error()["code"] == "broken"
+        texts.deliver(stream, "d")
+        other.read("abcd")
+        assert "the tokens of a stream cannot be used" in caplog.messages
 
 
 @pytest.mark.parametrize("choices", [1, 2])

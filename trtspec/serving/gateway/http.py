@@ -127,6 +127,8 @@ class HttpExchange:
         self._receive, self._send, self._limits, self._bodies = receive, send, limits, bodies
         self._chunks: ChunkWriter | None = scope.get("extensions", {}).get(CHUNKS, {}).get("writer")
         self._writes = self._streams = False
+        # the events for a client of HTTP/1.0, which knows no chunks; they are sent at the end
+        self._collected: list[bytes] | None = [] if scope.get("http_version") == "1.0" else None
         self._body_read = asyncio.Event()
         self._work: asyncio.Future[None] | None = None
         self.ended: ApiError | None = None
@@ -178,9 +180,16 @@ class HttpExchange:
 
     async def begin_stream(self) -> None:
         self._streams = True
-        await self._begin(200, STREAM)
+        if self._collected is None:
+            await self._begin(200, STREAM)
+        else:
+            self._collected = []
 
     async def write(self, event: bytes) -> None:
+        if self._collected is not None:
+            self._collected.append(event)
+            self.note_tokens()
+            return
         await self._put({"type": "http.response.body", "body": event, "more_body": True})
 
     @property
@@ -202,6 +211,9 @@ class HttpExchange:
 
     async def end_stream(self, event: bytes = DONE) -> None:
         """Send the last event; a stream that a shutdown interrupts ends with an empty event instead of `[DONE]`."""
+        if self._collected is not None:
+            event = b"".join([*self._collected, event])
+            await self._begin(200, {**STREAM, "content-length": str(len(event))})
         await self._put({"type": "http.response.body", "body": event})
 
     async def respond(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
