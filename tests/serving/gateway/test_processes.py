@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -127,6 +128,35 @@ def test_metrics_of_an_ended_process_stay_in_the_sums_without_its_gauges() -> No
     for _ in range(2):
         shared.retire(1, GAUGES)  # the second process of this place published nothing
     assert [each for each in shared.others() if each] == [{REQUESTS.name: {"{a}": 2}}]
+
+
+def test_metrics_of_a_process_killed_within_a_write_are_those_before_it() -> None:
+    shared = SharedState(2)
+    shared.index = 1
+    for value in range(3):
+        shared.publish({REQUESTS.name: {"{a}": value}})
+
+    class Killed(BaseException):
+        pass
+
+    class Torn:
+        """Memory of which a write stops after the first bytes."""
+
+        def __init__(self, memory: Any) -> None:
+            self._memory = memory
+
+        def __setitem__(self, place: slice, raw: bytes) -> None:
+            self._memory[:12] = raw[:12]
+            raise Killed
+
+        def __getitem__(self, place: slice) -> Any:
+            return self._memory[place]
+
+    shared._metrics[1] = [Torn(each) for each in shared._metrics[1]]
+    with pytest.raises(Killed):
+        shared.publish({REQUESTS.name: {"{a}": 3}, IN_FLIGHT.name: {"": 1}})
+    shared.index = 0
+    assert {REQUESTS.name: {"{a}": 2}} in shared.others()
 
 
 def test_statistics_of_processes_are_summed_once_all_have_the_routes(tmp_path: Path) -> None:
