@@ -136,9 +136,9 @@ def test_interrupted_upload_sends_only_the_missing_parts(
     bucket: Any, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, sent, is_broken = f"s3://{BUCKET}/parts/large:v1", [], True
-    send = s3.S3Repository.send
+    send = s3.S3Service.send
 
-    def limited(self: s3.S3Repository, operation: str, arguments: dict[str, Any], *rest: Any) -> Any:
+    def limited(self: s3.S3Service, operation: str, arguments: dict[str, Any], *rest: Any) -> Any:
         if operation == "upload_part":
             if is_broken and arguments["PartNumber"] == 3:
                 time.sleep(2)
@@ -146,7 +146,7 @@ def test_interrupted_upload_sends_only_the_missing_parts(
             sent.append(arguments["PartNumber"])
         return send(self, operation, arguments, *rest)
 
-    monkeypatch.setattr(s3.S3Repository, "send", limited)
+    monkeypatch.setattr(s3.S3Service, "send", limited)
     with pytest.raises(OSError, match="a crash"):
         push_artifact(large, address)
     assert keys(bucket, "parts/") == []
@@ -181,17 +181,17 @@ def test_pushers_of_one_file_end_each_others_uploads(
     bucket: Any, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first whole object serves all: the other pushers find their upload ended, and the object in place."""
-    address, send = f"s3://{BUCKET}/together/large:v1", s3.S3Repository.send
+    address, send = f"s3://{BUCKET}/together/large:v1", s3.S3Service.send
     pushed = []
 
-    def overtaken(self: s3.S3Repository, operation: str, arguments: dict[str, Any], *rest: Any) -> Any:
+    def overtaken(self: s3.S3Service, operation: str, arguments: dict[str, Any], *rest: Any) -> Any:
         if operation == "upload_part" and arguments["PartNumber"] == 2 and not pushed:
             pushed.append("")
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(push_artifact, large, address).result()
         return send(self, operation, arguments, *rest)
 
-    monkeypatch.setattr(s3.S3Repository, "send", overtaken)
+    monkeypatch.setattr(s3.S3Service, "send", overtaken)
     push_artifact(large, address)
     assert only(bucket, "together/") == []
     assert contents(pull_artifact(address, lambda *_: tmp_path / "out").artifact) == contents(large)
