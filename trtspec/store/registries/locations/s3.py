@@ -42,6 +42,7 @@ from trtspec.store.registries.http_client import (
     RegistryError,
     Reply,
     TokenRequest,
+    read_explanation,
     read_from,
     retry_after_s,
     url_origin,
@@ -482,7 +483,7 @@ class S3Service:
                 found = {name.lower(): value for name, value in response.getheaders()}
                 raise Broken(f"HTTP status {response.status}", retry_after_s(found))
             if response.status not in (OK, PARTIAL):
-                code = _error_code(response.read(4096))
+                code = _error_code(read_explanation(response))
                 if response.status == NOT_FOUND and code != "NoSuchBucket":
                     raise Absent
                 message = f"an object cannot be read: {_reason(response.status, code)}"
