@@ -334,7 +334,7 @@ def sign(
     """
     from trtspec.core.errors import TrtspecError
     from trtspec.store.artifact import parse_expected
-    from trtspec.store.registries.repository import is_location
+    from trtspec.store.registries.repository import check_address, is_location
     from trtspec.store.signatures.keyless import open_keyless_signer
     from trtspec.store.signatures.keys import load_signer
     from trtspec.store.signatures.sign import sign_directory, sign_location
@@ -347,6 +347,8 @@ def sign(
         if location:
             raise TrtspecError("--location is for a directory; the signature of a location is for that location")
         return sign_location(artifact, signer, expected=expected)
+    if location:
+        check_address(location, "--location")
     return sign_directory(Path(artifact), signer, location=location, expected=expected, on_progress=on_progress)
 
 
