@@ -74,7 +74,7 @@ class ChoiceGeneration:
 
     def _push(self, ids: list[int]) -> bool:
         """Write the event of new tokens; return False to leave them, or the delta that ends the text, to `deltas`."""
-        if self.events is None or not self.events.is_ready:
+        if self.events is None or not self.events.are_taken():
             return False
         assert isinstance(self.text, TokenGeneration)  # models with text tensors have no token channels
         delta = self.text.take_ids(ids)
@@ -89,20 +89,17 @@ class DirectEvents:
     """Writes the events of a streamed response with one completion as its tokens arrive, without waking a task."""
 
     def __init__(self, exchange: HttpExchange, form: CompletionFormat) -> None:
-        self._exchange, self._form = exchange, form
-        self._render = form.text_chunk(0)
-
-    @property
-    def is_ready(self) -> bool:
-        return self._exchange.takes_events
+        self._form = form
+        self._render, self._write = form.text_chunk(0), exchange.write_now
+        self.are_taken = exchange.takes_events
 
     def write(self, delta: Delta | str) -> None:
         """Write the event of a delta unless it is empty."""
         if isinstance(delta, str):
             if delta:
-                self._exchange.write_now(self._render(delta))
+                self._write(self._render(delta))
         elif not delta.is_empty:
-            self._exchange.write_now(self._form.chunk(0, delta, first=False))
+            self._write(self._form.chunk(0, delta, first=False))
 
 
 @dataclass
