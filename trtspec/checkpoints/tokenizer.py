@@ -86,6 +86,11 @@ def _vetted_key(root: Path) -> str:
 
 MODEL = re.compile(rb'"model"\s*:\s*\{')
 BROKEN = "�"  # U+FFFD, the decoders' replacement for incomplete characters
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # of tokenizers with byte fallback
+# Byte-level BPE names bytes that are not printable by the characters from 256 on (openai/gpt-2:src/encoder.py).
+PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+OTHERS = (each for each in range(256) if each not in PRINTABLE)
+BYTE_OF = {chr(each): each for each in PRINTABLE} | {chr(256 + place): each for place, each in enumerate(OTHERS)}
 LONGEST_CHARACTER = 4  # bytes of a UTF-8 character, and therefore tokens that may share one
 
 PROBE = (
@@ -259,6 +264,16 @@ class Tokenizer:
         """Return the ids that do not decode to complete characters by themselves."""
         texts = self._backend.decode_batch([[token] for token in range(self.vocab_size)])
         return frozenset(token for token, text in enumerate(texts) if BROKEN in text)
+
+    @cached_property
+    def fragment_bytes(self) -> dict[int, bytes]:
+        """Return the bytes of `fragments`, as far as the decoders name them: byte-level BPE and byte fallback."""
+        names = {number: name for name, number in self.vocabulary.items() if number in self.fragments}
+        if "ByteLevel" in self.decoders:
+            named = {number: name for number, name in names.items() if BYTE_OF.keys() >= {*name}}
+            return {number: bytes(BYTE_OF[each] for each in name) for number, name in named.items()}
+        found = {number: BYTE_TOKEN.fullmatch(name) for number, name in names.items()}
+        return {number: bytes([int(match[1], 16)]) for number, match in found.items() if match}
 
     @cached_property
     def silent(self) -> frozenset[int]:

@@ -172,8 +172,13 @@ class TokenChannel:
         """Give each stream its tokens."""
         for stream, ids in found.items():
             inbox = self._streams.get(stream)
-            if inbox is not None:  # otherwise it was cancelled
+            if inbox is None:  # it was cancelled
+                continue
+            try:
                 inbox.put(ids)
+            except Exception:  # an error of one stream must not end the others
+                log.exception("the tokens of a stream cannot be used")
+                inbox.end()
 
 
 class SocketReader(asyncio.Protocol):
