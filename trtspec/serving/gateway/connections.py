@@ -70,8 +70,8 @@ class ChunkWriter:
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle, self._flow = cycle, cycle.flow
-        self._write, self._is_closing = cycle.transport.write, cycle.transport.is_closing
-        self._buffered_bytes = cycle.transport.get_write_buffer_size
+        self._transport = cycle.transport
+        self._is_closing, self._buffered_bytes = self._transport.is_closing, self._transport.get_write_buffer_size
         self._file: int = cycle.transport.get_extra_info("socket").fileno()
 
     def is_ready(self) -> bool:
@@ -91,7 +91,7 @@ class ChunkWriter:
                 sent = 0
             chunk = chunk[sent:]
         if chunk:
-            self._write(chunk)
+            self._transport.write(chunk)
 
     def abort(self) -> None:
         """Close the connection at once; what the client has not read is lost."""
