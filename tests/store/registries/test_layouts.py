@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import random
+import re
 import tarfile
 import time
 from itertools import islice
@@ -16,6 +18,7 @@ import pytest
 
 from tests.store.registries.artifacts import DRAFT, contents, make_artifact
 from trtspec.core.errors import DigestMismatch, TrtspecError
+from trtspec.core.files import SequentialWriter
 from trtspec.core.hashing import PIECE_BYTES, SegmentsDigest, bytes_segments
 from trtspec.store.file_records import FileRecord
 from trtspec.store.registries.blobs import BlobSource
@@ -181,6 +184,20 @@ def test_layout_is_not_mixed_with_other_files(built: Path, tmp_path: Path, monke
     for address in (f"file:{tmp_path}/nowhere:v1", f"file:{tmp_path}/nowhere/a.tar:v1"):
         with pytest.raises(TrtspecError, match="cannot be created"):
             push_artifact(built, address)
+
+
+@pytest.mark.parametrize("name", ["layout", "layout.tar"])
+def test_full_disk_is_named_and_publishes_nothing(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(self: SequentialWriter, data: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    address = f"file:{tmp_path}/{name}:v1"
+    monkeypatch.setattr(SequentialWriter, "write", fail)
+    with pytest.raises(TrtspecError, match=f"{re.escape(address)}: no space left .*\n.*then push again"):
+        push_artifact(built, address)
+    assert not [each for each in tmp_path.rglob("*") if ".upload-" in each.name or ".tmp-" in each.name]
 
 
 def test_file_that_is_read_again_while_its_end_is_hashed_is_unchanged(

@@ -276,6 +276,8 @@ class RayPool(Pool):
             return [Lost(key, "the cluster", "the task was cancelled")]
         except errors.RayTaskError as error:
             return [Finished(key, Outcome("failed", "the cluster", failure=_import_failure(error)))]
+        except errors.LocalRayletDiedError:  # of the driver: every further task would be lost at once
+            raise
         except errors.RayError as error:
             self._nodes.pop(identity, None)  # not again before the next look at the nodes
             return [Lost(key, "a node", _first_line(error))]
@@ -377,6 +379,8 @@ def _explain_lost_connection(cluster: str) -> Iterator[None]:
 
     try:
         yield
+    except ray.exceptions.LocalRayletDiedError:
+        raise TrtspecError("Ray's raylet of the build ended", where=cluster, hint=AGAIN) from None
     except (ConnectionError, ray.exceptions.RaySystemError, ray.exceptions.RpcError) as error:
         message = f"the connection was lost: {_first_line(error)}"
         raise TrtspecError(message, where=cluster, hint=AGAIN) from None
