@@ -96,8 +96,8 @@ def test_cache_prunes_pulled_artifacts_that_no_deployment_uses(
     for path in (served, unused, partial):
         os.utime(path, (0, 0))
     record = SimpleNamespace(state="live", artifact=str(served), manifest="")
-    monkeypatch.setattr("trtspec.deployment.used_artifacts.deployment_names", lambda: ["tiny"])
-    monkeypatch.setattr("trtspec.deployment.used_artifacts.DeploymentJournal.read", lambda self: record)
+    monkeypatch.setattr("trtspec.deployment.base.deployment_names", lambda: ["tiny"])
+    monkeypatch.setattr("trtspec.deployment.base.DeploymentJournal.read", lambda self: record)
     listed = trtspec("cache", "--json").document["pulled"]
     assert {each["key"][0]: each["held"] for each in listed} == {"a": True, "b": False, "c": False}
     dry = trtspec("cache", "--prune", "--older-than", "1d", "--dry-run", "--json").document

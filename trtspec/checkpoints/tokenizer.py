@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.util import find_spec
@@ -86,6 +86,11 @@ def _vetted_key(root: Path) -> str:
 
 MODEL = re.compile(rb'"model"\s*:\s*\{')
 BROKEN = "�"  # U+FFFD, the decoders' replacement for incomplete characters
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # of tokenizers with byte fallback
+# Byte-level BPE names bytes that are not printable by the characters from 256 on (openai/gpt-2:src/encoder.py).
+PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+OTHERS = (each for each in range(256) if each not in PRINTABLE)
+BYTE_OF = {chr(each): each for each in PRINTABLE} | {chr(256 + place): each for place, each in enumerate(OTHERS)}
 LONGEST_CHARACTER = 4  # bytes of a UTF-8 character, and therefore tokens that may share one
 
 PROBE = (
@@ -122,6 +127,20 @@ def check_tokenizer(source: Source) -> None:
     if not MODEL.search(raw):
         raise CheckpointError("not a tokenizer: it lacks a model", where=str(path))
     vet(source.root)
+
+
+class _WholeTexts(dict[int, "str | None"]):
+    """Texts of tokens by id, decoded when they are first needed; None if other tokens may change a token's text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._is_by_token = tokenizer.decoders == {"ByteLevel"}
+
+    def __missing__(self, token: int) -> str | None:
+        is_whole = self._is_by_token and token not in self._tokenizer.fragments | self._tokenizer.silent
+        self[token] = self._tokenizer.decode([token]) if is_whole else None
+        return self[token]
 
 
 class Tokenizer:
@@ -223,6 +242,20 @@ class Tokenizer:
         """Return the text of `ids` without special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
 
+    @cached_property
+    def _text_of(self) -> Callable[[int], str | None]:
+        return _WholeTexts(self).__getitem__
+
+    def join_texts(self, ids: Sequence[int]) -> str | None:
+        """Return the text of `ids` from texts of single tokens, which is faster; None if `decode` might differ.
+
+        It is the same if the decoder maps each token to bytes, and each token has whole characters.
+        """
+        try:
+            return "".join(map(self._text_of, ids))  # type: ignore[arg-type]
+        except TypeError:  # a None among them
+            return None
+
     def decode_with_specials(self, ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
@@ -231,6 +264,16 @@ class Tokenizer:
         """Return the ids that do not decode to complete characters by themselves."""
         texts = self._backend.decode_batch([[token] for token in range(self.vocab_size)])
         return frozenset(token for token, text in enumerate(texts) if BROKEN in text)
+
+    @cached_property
+    def fragment_bytes(self) -> dict[int, bytes]:
+        """Return the bytes of `fragments`, as far as the decoders name them: byte-level BPE and byte fallback."""
+        names = {number: name for name, number in self.vocabulary.items() if number in self.fragments}
+        if "ByteLevel" in self.decoders:
+            named = {number: name for number, name in names.items() if BYTE_OF.keys() >= {*name}}
+            return {number: bytes(BYTE_OF[each] for each in name) for number, name in named.items()}
+        found = {number: BYTE_TOKEN.fullmatch(name) for number, name in names.items()}
+        return {number: bytes([int(match[1], 16)]) for number, match in found.items() if match}
 
     @cached_property
     def silent(self) -> frozenset[int]:

@@ -7,6 +7,7 @@ import logging
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,8 @@ from trtspec.serving.gateway.connections import ConnectionLimits, LimitedConnect
 from trtspec.serving.gateway.process_pool import listen
 
 HEAD_S = 0.4
+READ_S = 0.5
+LARGE = b"x" * (8 << 20)  # more than the buffers of a connection take
 WAIT_S = 20.0  # longer than any test, shorter than uvicorn's keep-alive timeout
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CONFIG = GatewayConfig("127.0.0.1:1", 0, "m", "tensorrt_llm", "", 100, 100)
@@ -31,8 +34,9 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     """Respond after the whole request body has arrived."""
     while (await receive()).get("more_body"):
         pass
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
+    body = LARGE if scope["path"] == "/large" else b"ok"
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
 
 
 @contextmanager
@@ -57,8 +61,8 @@ def served(config: uvicorn.Config) -> Iterator[Callable[[], socket.socket]]:
         thread.join(WAIT_S)
 
 
-def config_of(most: int = 100, head_s: float = HEAD_S, keep_s: int = 75) -> uvicorn.Config:
-    protocol: Any = partial(LimitedConnection, ConnectionLimits(most, head_s))
+def config_of(most: int = 100, head_s: float = HEAD_S, keep_s: int = 75, read_s: float = WAIT_S) -> uvicorn.Config:
+    protocol: Any = partial(LimitedConnection, ConnectionLimits(most, head_s, read_s))
     return uvicorn.Config(
         app, http=protocol, lifespan="off", log_config=None, timeout_keep_alive=keep_s, timeout_graceful_shutdown=1
     )
@@ -123,6 +127,36 @@ def test_connection_stays_open_between_requests_and_during_a_body() -> None:
         answer(other)
         client.sendall(b"bc")
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_connection_with_unread_responses_is_closed_unless_its_client_reads(count: int) -> None:
+    with served(config_of(read_s=READ_S)) as connect:
+        silent, reading = connect(), connect()
+        for client in (silent, reading):
+            client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * count)
+        received = 0
+        while received < count * len(LARGE):
+            part = reading.recv(len(LARGE) // 10)
+            assert part
+            received += len(part)
+            time.sleep(READ_S / 50 / count)
+        time.sleep(2 * READ_S)  # all that the reader got is more than the buffers of the silent client take
+        silent.settimeout(WAIT_S)
+        assert is_dropped(silent)
+        answer(reading)
+
+
+def is_dropped(client: socket.socket) -> bool:
+    """Read all that has arrived; return whether the connection ends then."""
+    try:
+        while client.recv(1 << 20):
+            pass
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+    return True
 
 
 def test_connection_limit_closes_new_connections_until_one_is_released(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
@@ -36,12 +37,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Reader:
     """A client with a small receive buffer that reads the events of its stream when it is told to."""
 
-    def __init__(self, port: int, max_tokens: int, buffer: int = 1 << 16) -> None:
+    def __init__(self, port: int, max_tokens: int, buffer: int = 1 << 16, **more: Any) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         self._socket.settimeout(TIMEOUT_S)
         self._socket.connect(("127.0.0.1", port))
-        asked = {"model": "m", "prompt": [1, 2], "max_tokens": max_tokens, "stream": True, "temperature": 0}
+        asked = {"model": "m", "prompt": [1, 2], "max_tokens": max_tokens, "stream": True, "temperature": 0, **more}
         body = json.dumps(asked).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
         self._socket.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
@@ -62,6 +63,22 @@ class Reader:
             assert part, self._data[-300:]
             self._data += part
 
+    def error(self) -> Any:
+        """Return the error of the stream."""
+        (line,) = [each for each in self._data.split(b"\r\n") if each.startswith(b'data: {"error"')]
+        return json.loads(line[6:])["error"]
+
+    def is_closed(self) -> bool:
+        """Read what has arrived; return whether the connection ends then, or the timeout passes."""
+        try:
+            while self._socket.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            return True
+        except TimeoutError:
+            return False
+        return True
+
     def text(self) -> str:
         lines = self._data.split(b"\r\n")
         events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {") and line.endswith(b"\n\n")]
@@ -77,6 +94,7 @@ class Texts:
     def __init__(self, server: Scripted) -> None:
         self._server, self.streams = server, list[int]()
         self._made: dict[int, int] = {}
+        self._last = ""
         self._over = threading.Event()
         server.text = self._answer
 
@@ -85,18 +103,24 @@ class Texts:
         self._made[stream] = self._made.get(stream, 0) + len(ids)
         self._server.deliver(stream, *ids)
 
-    def end(self) -> None:
+    def deliver_ids(self, stream: int, *ids: int) -> None:
+        self._server.deliver(stream, *ids)
+
+    def end(self, text: str = "") -> None:
+        """End all texts, with the last response's text."""
+        self._last = self._last or text
         self._over.set()
 
     def _answer(self, stream: int) -> Iterator[Any]:
         self.streams.append(stream)
         assert self._over.wait(TIMEOUT_S)
-        yield final(total=self._made.get(stream, 0))
+        ids = [byte - 32 for byte in self._last.encode()]
+        yield final(*ids, total=self._made.get(stream, 0) + len(ids))
 
 
 @contextmanager
-def gateway(tokenizer: Path, streams: int) -> Iterator[tuple[Texts, RunningGateway]]:
-    limits = GatewayLimits(write_timeout_s=WRITE_TIMEOUT_S, max_texts=streams, drain_s=2.0)
+def gateway(tokenizer: Path, streams: int, stall_s: float = TIMEOUT_S) -> Iterator[tuple[Texts, RunningGateway]]:
+    limits = GatewayLimits(write_timeout_s=WRITE_TIMEOUT_S, max_texts=streams, stall_s=stall_s, drain_s=2.0)
     with scripted(streams) as (server, address):
         config = GatewayConfig(address, 0, "m", "tensorrt_llm", str(tokenizer), 1 << 20, 4000, limits=limits)
         texts = Texts(server)
@@ -107,10 +131,12 @@ def gateway(tokenizer: Path, streams: int) -> Iterator[tuple[Texts, RunningGatew
             texts.end()
 
 
-def open_stream(texts: Texts, entry: RunningGateway, stack: ExitStack, buffer: int = 1 << 16) -> tuple[Reader, int]:
+def open_stream(
+    texts: Texts, entry: RunningGateway, stack: ExitStack, buffer: int = 1 << 16, **more: Any
+) -> tuple[Reader, int]:
     """Return a reader and the number of its stream, whose response has begun with the text "a"."""
     count = len(texts.streams)
-    reader = Reader(entry.config.port, 1 << 19, buffer)
+    reader = Reader(entry.config.port, 1 << 19, buffer, **more)
     stack.callback(reader.close)
     wait_until(lambda: len(texts.streams) > count)
     texts.deliver(texts.streams[-1], "a")
@@ -118,9 +144,9 @@ def open_stream(texts: Texts, entry: RunningGateway, stack: ExitStack, buffer: i
     return reader, texts.streams[-1]
 
 
-def test_slow_reader_does_not_delay_others_and_is_cancelled(tokenizer: Path) -> None:
+def test_slow_reader_does_not_delay_others_and_is_cancelled(tokenizer: Path, caplog: pytest.LogCaptureFixture) -> None:
     with gateway(tokenizer, FAST + 1) as (texts, entry), ExitStack() as stack:
-        _, slow = open_stream(texts, entry, stack, buffer=1 << 12)
+        slow_reader, slow = open_stream(texts, entry, stack, buffer=1 << 12)
         fast = [open_stream(texts, entry, stack) for _ in range(FAST)]
         for _ in range(12):  # until no buffer takes more, and beyond
             texts.deliver(slow, "s" * 40_000)
@@ -134,6 +160,17 @@ def test_slow_reader_does_not_delay_others_and_is_cancelled(tokenizer: Path) -> 
         for reader, _ in fast:
             reader.read("a" + "f" * 12 + "g")
         assert entry.metric("trtspec_openai_texts_in_flight") == FAST
+        assert slow_reader.is_closed()
+        assert not caplog.messages
+
+
+def test_reader_that_stops_before_the_last_event_is_cancelled(tokenizer: Path) -> None:
+    with gateway(tokenizer, 1) as (texts, entry), ExitStack() as stack:
+        reader, _ = open_stream(texts, entry, stack, buffer=1 << 12)
+        texts.end("s" * 400_000)  # the last but one event, which no buffer takes
+        wait_until(lambda: entry.metric('trtspec_openai_broken_streams_total{reason="slow_client"}') == 1)
+        wait_until(lambda: entry.metric("trtspec_openai_requests_in_flight") == 0)
+        assert reader.is_closed()
 
 
 def test_reader_that_pauses_gets_every_token_in_order(tokenizer: Path) -> None:
@@ -167,6 +204,33 @@ def test_client_that_leaves_within_its_text_ends_it_alone(tokenizer: Path) -> No
         staying.end()
         assert staying.text() == "abc"
         assert entry.metric("trtspec_openai_texts_in_flight") == 0
+
+
+def test_tokens_that_cannot_be_decoded_end_their_stream_alone(
+    tokenizer: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with gateway(tokenizer, 2) as (texts, entry), ExitStack() as stack:
+        failing, bad = open_stream(texts, entry, stack, temperature=1)  # which is not resumed
+        other, stream = open_stream(texts, entry, stack)
+        texts.deliver_ids(bad, -7)  # the tokenizers library takes no negative ids
+        texts.deliver(stream, "bc")
+        other.read("abc")
+        failing.end()
+        assert failing.error()["code"] == "broken"
+        texts.deliver(stream, "d")
+        other.read("abcd")
+        assert "the tokens of a stream cannot be used" in caplog.messages
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_tokens_without_an_event_are_not_a_stall(tokenizer: Path, choices: int) -> None:
+    with gateway(tokenizer, choices, stall_s=0.5) as (texts, entry), ExitStack() as stack:
+        reader, stream = open_stream(texts, entry, stack, stop=["b" * 99], n=choices)
+        for _ in range(10):
+            texts.deliver(stream, "b")  # may begin the stop text
+            time.sleep(0.12)
+        texts.deliver(stream, "c")
+        reader.read("a" + 10 * "b" + "c")
 
 
 TEXT = "na\u00efve \U0001f642 \u5317\u4eac END of it"

@@ -194,6 +194,7 @@ def test_full_queue_is_reported_as_overload(fake: Fake, failing: RunningGateway)
 @pytest.mark.parametrize("stream", [False, True])
 def test_interrupted_generation_is_an_error(stream: bool, fake: Fake, failing: RunningGateway) -> None:
     fake.closes_early = True
+    rejected = failing.metric('trtspec_openai_rejected_total{reason="broken"}')
     answer = failing.post(stream=stream)
     if stream:
         assert answer.status_code == 200
@@ -201,8 +202,26 @@ def test_interrupted_generation_is_an_error(stream: bool, fake: Fake, failing: R
         assert first["choices"][0]["text"]
         assert last["error"]["code"] == "broken"
         assert failing.metric('trtspec_openai_broken_streams_total{reason="broken"}') >= 1
+        assert failing.metric('trtspec_openai_rejected_total{reason="broken"}') == rejected
     else:
         assert (answer.status_code, error_of(answer)["code"]) == (503, "broken")
+
+
+def test_stream_over_http_1_0_has_no_chunks(fake: Fake, failing: RunningGateway) -> None:
+    fake.serve = says("ab", "cd")
+    body = json.dumps({"model": "m", "prompt": "x", "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\n{HEAD}Content-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", failing.config.port), timeout=10) as client:
+        client.sendall(head.encode() + body)
+        received = b""
+        while part := client.recv(1 << 16):
+            received += part
+    head, _, text = received.decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200")
+    assert "transfer-encoding" not in head
+    assert f"content-length: {len(text)}" in head
+    *lines, last = [line.removeprefix("data: ") for line in text.removesuffix("\n\n").split("\n\n")]
+    assert ("".join(json.loads(line)["choices"][0]["text"] for line in lines), last) == ("abcd", "[DONE]")
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -129,6 +130,35 @@ def test_metrics_of_an_ended_process_stay_in_the_sums_without_its_gauges() -> No
     assert [each for each in shared.others() if each] == [{REQUESTS.name: {"{a}": 2}}]
 
 
+def test_metrics_of_a_process_killed_within_a_write_are_those_before_it() -> None:
+    shared = SharedState(2)
+    shared.index = 1
+    for value in range(3):
+        shared.publish({REQUESTS.name: {"{a}": value}})
+
+    class Killed(BaseException):
+        pass
+
+    class Torn:
+        """Memory of which a write stops after the first bytes."""
+
+        def __init__(self, memory: Any) -> None:
+            self._memory = memory
+
+        def __setitem__(self, place: slice, raw: bytes) -> None:
+            self._memory[:12] = raw[:12]
+            raise Killed
+
+        def __getitem__(self, place: slice) -> Any:
+            return self._memory[place]
+
+    shared._metrics[1] = [Torn(each) for each in shared._metrics[1]]
+    with pytest.raises(Killed):
+        shared.publish({REQUESTS.name: {"{a}": 3}, IN_FLIGHT.name: {"": 1}})
+    shared.index = 0
+    assert {REQUESTS.name: {"{a}": 2}} in shared.others()
+
+
 def test_statistics_of_processes_are_summed_once_all_have_the_routes(tmp_path: Path) -> None:
     paths = [router_stats_path(tmp_path / "routes", process) for process in range(2)]
     seen = BackendStats(requests=2, failed=1, first_token=(0.1,), said="it failed")
@@ -200,6 +230,7 @@ def test_processes_share_metrics_routes_and_the_end(tmp_path: Path) -> None:
         fake.serve = says("ab")
         with ThreadPoolExecutor(8) as pool:
             assert {*pool.map(ask, [url] * 40)} == {200}
+        wait_until(lambda: metrics(url)[COUNT] == 40)  # a process counts a request after its last byte
         for _ in range(8):  # whatever process answers
             found = metrics(url)
             assert found[COUNT] == found[DURATIONS] == 40
@@ -223,7 +254,7 @@ def test_processes_share_metrics_routes_and_the_end(tmp_path: Path) -> None:
         wait_until(lambda: len(process_family(process.pid) - {process.pid, killed}) == PROCESSES)
         wait_until(lambda: answers(ready_url(config)))
         assert {ask(url) for _ in range(8)} == {200}
-        assert metrics(url)[COUNT] == 88  # those of the killed process, too
+        wait_until(lambda: metrics(url)[COUNT] == 88)  # those of the killed process, too
 
 
 def test_gateway_whose_tokenizer_cannot_be_read_ends_with_an_error(tmp_path: Path) -> None:

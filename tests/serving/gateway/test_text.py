@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,16 @@ import pytest
 from tests.serving.triton.artifact import make_tokenizer
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.engine.generation.text import TextPieces
-from trtspec.serving.gateway.generation import Delta, StopCutter, TextGeneration, TokenGeneration, speculation_metrics
+from trtspec.serving.gateway.generation import (
+    ChatFormat,
+    CompletionFormat,
+    Delta,
+    StopCutter,
+    TextGeneration,
+    TokenGeneration,
+    TokenLogprob,
+    speculation_metrics,
+)
 from trtspec.serving.gateway.parameters import RequestParameters, read_parameters
 
 
@@ -39,6 +50,8 @@ def cut(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
         ("no stop here EN", ["END"], ("no stop here EN", False)),
         ("x\n\ny", ["\n\n", "y"], ("x", True)),
         ("END", ["END"], ("", True)),
+        ("abcd", ["abcd", "b"], ("a", True)),  # the one that is complete first
+        ("abab", ["ab", "abab", "bab"], ("", True)),
     ],
 )
 def test_stop_string_is_found_for_any_split_of_the_text(text: str, stops: list[str], expected: object) -> None:
@@ -49,6 +62,24 @@ def test_stop_string_is_found_for_any_split_of_the_text(text: str, stops: list[s
                 pieces.append(text[begun:at])
                 begun = at
         assert cut([*pieces, text[begun:]], stops) == expected
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(
+    ("min_tokens", "shown"), [(0, "xa"), (4, "xa"), (5, "xabcda"), (8, "xabcda"), (9, "xabcdabcd")]
+)
+def test_stop_strings_before_min_tokens_are_ignored(
+    tokenizer: Tokenizer, step: int, min_tokens: int, shown: str
+) -> None:
+    parameters = asked(max_tokens=64, min_tokens=min_tokens, stop=["bc", "abcdx"])
+    text, ids = TokenGeneration(parameters, (1,), tokenizer, TextPieces(tokenizer)), tokenizer.encode("xabcdabcd")
+    found, reason = "", None
+    for begin in range(0, len(ids), step):
+        delta = text.take(response(ids[begin : begin + step]), last=begin + step >= len(ids))
+        found, reason = found + delta.text, delta.finish_reason
+        if reason:
+            break
+    assert (found, reason) == (shown, "stop")
 
 
 def test_only_a_possible_stop_string_prefix_is_buffered() -> None:
@@ -101,10 +132,40 @@ def test_logprobs_cover_only_the_new_tokens(tokenizer: Tokenizer) -> None:
         "top_logprob_ids": np.array([ids[0], ids[0]], np.int32).tobytes(),
     }
     found = text.take(response(ids, **told), last=False).logprobs
-    assert [(token.token, token.logprob, token.top) for token in found or ()] == [
-        ("a", -0.5, (("a", -0.5),)),
-        ("b", -1.5, (("a", -0.25),)),
+    assert found == [
+        TokenLogprob("a", -0.5, b"a", (TokenLogprob("a", -0.5, b"a"),), 0),
+        TokenLogprob("b", -1.5, b"b", (TokenLogprob("a", -0.25, b"a"),), 1),
     ]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 99])
+def test_offsets_and_bytes_of_tokens_are_those_of_the_whole_text(tokenizer: Tokenizer, step: int) -> None:
+    expected = "n\u00e9 \U0001f642!"
+    ids = tokenizer.encode(expected, False)
+    text = TokenGeneration(asked(max_tokens=64, logprobs=1), (1,), tokenizer, TextPieces(tokenizer))
+    tokens: list[TokenLogprob] = []
+    for begin in range(0, len(ids), step):
+        part = ids[begin : begin + step]
+        scores = np.zeros(len(part), np.float32).tobytes()
+        tops = {"top_logprobs": scores, "top_logprob_ids": np.array(part, np.int32).tobytes()}
+        tokens += text.take(response(part, output_log_probs=scores, **tops), last=False).logprobs or ()
+    assert [token.offset for token in tokens] == [0, 1, 1, 2, 3, 3, 3, 3, 4]
+    assert b"".join(token.raw for token in tokens) == expected.encode()
+    assert all(token.top == (replace(token, offset=0, top=()),) for token in tokens)
+    chunk = json.loads(
+        CompletionFormat("m", texts_a_prompt=1, include_usage=False, draft_len=0).chunk(
+            0, Delta("", logprobs=tokens[3:5]), first=False
+        )[6:]
+    )
+    assert chunk["choices"][0]["logprobs"]["text_offset"] == [2, 3]
+    chat = json.loads(
+        ChatFormat("m", texts_a_prompt=1, include_usage=False, draft_len=0).chunk(
+            0, Delta("", logprobs=tokens[4:8]), first=False
+        )[6:]
+    )
+    content = chat["choices"][0]["logprobs"]["content"]
+    assert [each["bytes"] for each in content] == [[0xF0], [0x9F], [0x99], [0x82]]
+    assert [each["top_logprobs"][0]["bytes"] for each in content] == [[0xF0], [0x9F], [0x99], [0x82]]
 
 
 @pytest.mark.parametrize("own_counts", [True, False])

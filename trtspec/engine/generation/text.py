@@ -32,6 +32,10 @@ class TextPieces:
         """Return the text that `ids` add to a preceding text."""
         return self._tokenizer.decode([*self._anchor, *ids])[self._anchor_len :]
 
+    def part(self, token: int) -> bytes:
+        """Return the bytes of a token that is a part of a character; b"" for a token with a text of its own."""
+        return self._tokenizer.fragment_bytes.get(token, b"")
+
     def text(self, ids: Sequence[int], *, continues: bool) -> str:
         """Return the text of `ids`, which continue a text or begin one."""
         return self.decode(ids) if continues else self._tokenizer.decode(ids)
@@ -57,6 +61,9 @@ class TextStream:
 
     def add(self, ids: Sequence[int], *, last: bool) -> tuple[str, int]:
         """Return (complete text, its number of tokens) after adding `ids`; with `last`, return everything left."""
+        if not self._held and ids and (text := self._tokenizer.join_texts(ids)) is not None:
+            self._begun = True
+            return text, len(ids)
         shown = [*self._held, *ids]
         until = len(shown) if last else self._tokenizer.complete_len(shown)
         if until < len(shown) or self._held:

@@ -91,9 +91,12 @@ class GatewayState:
         await self.versions.answer(exchange, body, chat=chat)
 
     def count(self, endpoint: str, status: int, error: ApiError | None = None) -> None:
-        """Count a finished request; errors with status 401, 429 or 503 are also counted as rejections."""
+        """Count a finished request; responses with status 401, 429 or 503 are also counted as rejections.
+
+        An error within a stream is none, because its status is 200.
+        """
         self.metrics.requests[endpoint, status] += 1
-        if error is not None and error.status in REJECTED:
+        if error is not None and status in REJECTED:
             self.metrics.rejected[error.code or "unknown"] += 1
 
     def error_response(self, endpoint: str, error: ApiError) -> Response:

@@ -45,6 +45,7 @@ class ChoiceGeneration:
     # exceed the input limit.
     rest: Callable[[], Any] | None = None
     events: DirectEvents | None = None
+    progress: Callable[[], None] | None = None  # called for each model response without an event
     _ended: Delta | None = None  # the last delta, if `_push` made it
 
     async def deltas(self, index: int, triton: TritonClient, rescue: ResumeFn | None) -> IndexedDeltas:
@@ -60,6 +61,8 @@ class ChoiceGeneration:
                         delta = self._ended or self.text.take(outputs, last=last)
                         if not delta.is_empty:
                             yield index, delta
+                        elif self.progress is not None:
+                            self.progress()
                         if delta.finish_reason:
                             return
                 return
@@ -81,7 +84,8 @@ class ChoiceGeneration:
         if isinstance(delta, Delta) and delta.finish_reason:
             self._ended = delta
             return False
-        self.events.write(delta)
+        if not self.events.write(delta) and self.progress is not None:
+            self.progress()
         return True
 
 
@@ -96,13 +100,17 @@ class DirectEvents:
     def is_ready(self) -> bool:
         return self._exchange.takes_events
 
-    def write(self, delta: Delta | str) -> None:
-        """Write the event of a delta unless it is empty."""
+    def write(self, delta: Delta | str) -> bool:
+        """Write the event of a delta; return False if it is empty and has none."""
         if isinstance(delta, str):
-            if delta:
-                self._exchange.write_now(self._render(delta))
-        elif not delta.is_empty:
+            if not delta:
+                return False
+            self._exchange.write_now(self._render(delta))
+        else:
+            if delta.is_empty:
+                return False
             self._exchange.write_now(self._form.chunk(0, delta, first=False))
+        return True
 
 
 @dataclass
@@ -167,7 +175,7 @@ class Completions:
             fingerprint=self._config.fingerprint,
         )
         events = DirectEvents(exchange, form) if job.asked["stream"] else None
-        async with aclosing(await self._begin(job, rescue, events)) as deltas:
+        async with aclosing(await self._begin(job, rescue, events, exchange.note_tokens)) as deltas:
             await (self._stream if job.asked["stream"] else self._respond_complete)(exchange, form, job, deltas)
 
     async def generate_silent(self, job: CompletionJob) -> None:
@@ -177,11 +185,16 @@ class Completions:
                 pass
 
     async def _begin(
-        self, job: CompletionJob, rescue: ResumeFn | None = None, events: DirectEvents | None = None
+        self,
+        job: CompletionJob,
+        rescue: ResumeFn | None = None,
+        events: DirectEvents | None = None,
+        progress: Callable[[], None] | None = None,
     ) -> IndexedDeltas:
         """Build one Triton request per completion and return the merged stream of `(index, delta)`.
 
-        With `events`, deltas of a single completion after the first may be written instead.
+        With `events`, deltas of a single completion after the first may be written instead. `progress` is called for
+        each model response without a delta.
         """
         model, asked = await self._triton.model(), job.asked
         param = "messages" if job.chat else "prompt"
@@ -192,8 +205,8 @@ class Completions:
             for choice in range(asked["n"])
         ]
         job.grown = [making.text for making in makings]
-        if events is not None and len(makings) == 1:
-            makings[0].events = events
+        for making in makings:
+            making.events, making.progress = events if len(makings) == 1 else None, progress
         sources = [making.deltas(index, self._triton, rescue) for index, making in enumerate(makings)]
         return sources[0] if len(sources) == 1 else merge_deltas(sources)
 

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 LOG = logging.getLogger(__name__)
 HEAD_S = 10.0
+READ_S = 10.0  # time in which a client must read a part of its response
 MAX_CONNECTIONS = 16384
 PART = 2  # the other half of the file descriptors is for files and connections to the server
 MAX_HEAD_BYTES = 64 << 10  # for a request line with headers, for trailers, and between two pieces of a body
@@ -42,11 +43,12 @@ def max_connections() -> int:
 class ConnectionLimits:
     """Limits and counters shared by a server's connections.
 
-    `most` is the maximum number of open connections, and `head_s` the time limit for a request head.
+    `most` is the maximum number of open connections, `head_s` the time limit for a request head, and `read_s` the time
+    in which a client must read a part of the responses that it has not read.
     """
 
-    def __init__(self, most: int, head_s: float = HEAD_S) -> None:
-        self.most, self.head_s = most, head_s
+    def __init__(self, most: int, head_s: float = HEAD_S, read_s: float = READ_S) -> None:
+        self.most, self.head_s, self.read_s = most, head_s, read_s
         self.held_bytes = 0  # of all incomplete heads
         self._warned_at = float("-inf")
 
@@ -88,6 +90,10 @@ class ChunkWriter:
         if chunk:
             self._transport.write(chunk)
 
+    def abort(self) -> None:
+        """Close the connection at once; what the client has not read is lost."""
+        self._transport.abort()
+
 
 class LimitedConnection(HttpToolsProtocol):
     """An HTTP connection with limits on the number of connections and on the time and size of request heads.
@@ -95,15 +101,18 @@ class LimitedConnection(HttpToolsProtocol):
     The time limit for a head starts with the connection, or with the first byte after a response. Between requests,
     uvicorn's keep-alive timeout applies. A head that is too large gets a 431 response unless another response is in
     progress. The parser buffers incomplete parts internally, so received bytes count as held until a head or a piece of
-    a body is complete.
+    a body is complete. A connection whose client does not read complete responses is closed, because it would keep
+    their bytes.
     """
 
     def __init__(self, limits: ConnectionLimits, **settings: Any) -> None:
         super().__init__(**settings)
         self._limits = limits
         self._late: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._held_bytes = self._lines = self._line_bytes = 0  # since the last complete head or body piece
         self._in_head = self._progressed = False
+        self._has_added = False  # a response may have added unsent bytes since the last check
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -131,8 +140,24 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._unread is not None:
+            self._unread.cancel()
         self._hold(0)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._has_added = True
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._has_added = True
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._has_added = True
+        if self._unread is None:
+            self._expect_reading()
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -192,6 +217,20 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.close()
         else:
             self.transport.abort()
+
+    def _expect_reading(self) -> None:
+        """Close the connection after `read_s`, unless its client has read a part of its responses until then."""
+        unsent = self.transport.get_write_buffer_size()
+        # it has not added to them yet if it waits for the client to read
+        self._has_added = not (self.cycle is None or self.cycle.response_complete or self.flow.write_paused)
+        self._unread = self.loop.call_later(self._limits.read_s, self._check_reading, unsent) if unsent else None
+
+    def _check_reading(self, unsent: int) -> None:
+        """Close the connection if as much is unsent as before, and no response has added to it meanwhile."""
+        if self.transport.get_write_buffer_size() >= unsent and not self._has_added:
+            self.transport.abort()
+        else:
+            self._expect_reading()
 
     def _wait_for_head(self) -> None:
         self._late = self.loop.call_later(self._limits.head_s, self.transport.abort)

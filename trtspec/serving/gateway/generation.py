@@ -8,7 +8,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -23,11 +23,20 @@ from trtspec.serving.gateway.triton import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS, de
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A generated token with its log probability; `top` has the most likely tokens at the same position."""
+    """A token with its log probability.
+
+    Attributes:
+        token: the token's text, with U+FFFD for a part of a character.
+        raw: the token's bytes; those of the tokens that form a character can be joined.
+        top: the most likely tokens at the same position.
+        offset: number of characters of the completion before the token, or before the character of which it is a part.
+    """
 
     token: str
     logprob: float
-    top: tuple[tuple[str, float], ...] = ()
+    raw: bytes = b""
+    top: tuple[TokenLogprob, ...] = ()
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +54,39 @@ class Delta:
 
 
 class StopCutter:
-    """Truncates streamed text before the first stop string, and buffers text that may be the start of one."""
+    """Truncates streamed text before the first stop string, and buffers text that may be the start of one.
+
+    The first stop string is the one that is complete first, or the longest of those, so that the result does not depend
+    on the division of the text.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
         self.stopped = False
 
-    def add(self, text: str, *, last: bool) -> str:
-        """Append text and return the part that can be sent now; `last` flushes the buffer."""
+    def add(self, text: str, *, last: bool, stops: bool = True) -> str:
+        """Append text and return the part that can be sent now; `last` flushes the buffer.
+
+        Without `stops`, a stop string must have its end in later text.
+        """
         if not self._stops:
             return text
+        earlier = len(self._held)
         text = self._held + text
         self._held = ""
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
+        if stops and (begin := self._find(text, earlier)) is not None:
             self.stopped = True
-            return text[: min(places)]
+            return text[:begin]
         kept = len(text) if last else len(text) - max(begun_length(text, stop) for stop in self._stops)
         self._held = text[kept:]
         return text[:kept]
+
+    def _find(self, text: str, earlier: int) -> int | None:
+        """Return the place of the first stop string that ends after the first `earlier` characters."""
+        found = ((text.find(stop, max(0, earlier + 1 - len(stop))), stop) for stop in self._stops)
+        ends = [(begin + len(stop), begin) for begin, stop in found if begin >= 0]
+        return min(ends)[1] if ends else None
 
 
 class GenerationState:
@@ -85,7 +107,7 @@ class GenerationState:
         self.drafted = self.accepted = 0
         self.draft_steps: int | None = None
         self.accepted_by_position: list[int] = []
-        self._max_tokens = asked.max_tokens or 0
+        self._max_tokens, self._min_tokens = asked.max_tokens or 0, int(asked["min_tokens"])
         self._cutter = StopCutter(asked.stop)
         self._before = (0, 0, 0, [0] * 0)  # draft counts of the requests before the current one
         self._digest = sha256()
@@ -107,9 +129,12 @@ class GenerationState:
         """
         raise NotImplementedError
 
-    def _delta(self, text: str, *, ended: bool, last: bool, logprobs: list[TokenLogprob] | None = None) -> Delta:
+    def _delta(
+        self, text: str, *, ended: bool, last: bool, logprobs: list[TokenLogprob] | None = None, free: str = ""
+    ) -> Delta:
+        """Return the delta of new text; `free` is the text before it, in which no stop string may end."""
         over = ended or last
-        shown = self._cutter.add(text, last=over)
+        shown = self._cutter.add(free, last=False, stops=False) + self._cutter.add(text, last=over)
         self._digest.update(shown.encode(errors="surrogatepass"))
         reason = None
         if ended or self._cutter.stopped:
@@ -153,6 +178,8 @@ class TokenGeneration(GenerationState):
         self._ends = frozenset() if asked["ignore_eos"] else frozenset(tokenizer.end_ids)
         self._wants_logprobs = asked.top_logprobs is not None
         self.ids: list[int] = []  # generated so far, without end ids
+        self._offsets: list[int] = []  # of the tokens in `ids`, if log probabilities are requested
+        self._characters = 0
         self._is_plain = not (self._markers or asked.stop or calls or self._wants_logprobs)
 
     def take_ids(self, ids: Sequence[int]) -> str | Delta:
@@ -171,13 +198,28 @@ class TokenGeneration(GenerationState):
             ids = ids[: ints(length)[0]]
         until = next((place for place, token in enumerate(ids) if token in self._ends), len(ids))
         ended, ids = until < len(ids), ids[:until]
+        # the text of the last of `min_tokens` tokens may complete a stop string
+        free = ids[: max(0, self._min_tokens - 1 - self.completion_tokens)] if self._min_tokens else []
         self.completion_tokens += len(ids)
         self.ids += ids
         self._count(outputs)
+        free_text = self._text(free, last=False)
+        text = self._text(ids[len(free) :], last=last or ended)
         logprobs = self._logprobs(ids, outputs) if self._wants_logprobs else None
-        return self._delta(self._text(ids, last=last or ended), ended=ended, last=last, logprobs=logprobs)
+        return self._delta(text, ended=ended, last=last, logprobs=logprobs, free=free_text)
 
     def _text(self, ids: Sequence[int], *, last: bool) -> str:
+        text = ""
+        if self._wants_logprobs:
+            for token in ids:
+                self._offsets.append(self._characters + len(text))
+                text += self._marked_text([token], last=False)
+            ids = []
+        text += self._marked_text(ids, last=last)
+        self._characters += len(text)
+        return text
+
+    def _marked_text(self, ids: Sequence[int], *, last: bool) -> str:
         text, begun = "", 0
         for at, token in enumerate(ids):
             if token in self._markers:
@@ -193,11 +235,18 @@ class TokenGeneration(GenerationState):
         own = floats(outputs.get(LOG_PROBS))[-len(ids) :] if ids else []
         tops, top_ids = floats(outputs.get(TOP_LOG_PROBS)), ints(outputs.get(TOP_IDS))
         width = len(tops) // len(own) if own else 0
-        words = [(self._pieces.decode([token]), value) for token, value in zip(top_ids, tops, strict=True)]
+        words = [self._token(token, value) for token, value in zip(top_ids, tops, strict=True)]
+        offsets = self._offsets[len(self._offsets) - len(ids) :]
         return [
-            TokenLogprob(self._pieces.decode([token]), value, tuple(words[place * width : (place + 1) * width]))
+            replace(
+                self._token(token, value), top=tuple(words[place * width : (place + 1) * width]), offset=offsets[place]
+            )
             for place, (token, value) in enumerate(zip(ids, own, strict=True))
         ]
+
+    def _token(self, token: int, logprob: float) -> TokenLogprob:
+        text = self._pieces.decode([token])
+        return TokenLogprob(text, logprob, self._pieces.part(token) or text.encode())
 
 
 class TextGeneration(GenerationState):
@@ -216,7 +265,10 @@ class TextGeneration(GenerationState):
         if prompt := ints(outputs.get("num_input_tokens")):
             self.prompt_tokens = prompt[0]
         self._count(outputs)
-        return self._delta(decode_text(outputs.get("text_output")), ended=False, last=last)
+        text = decode_text(outputs.get("text_output"))
+        if self.completion_tokens < self._min_tokens:
+            return self._delta("", ended=False, last=last, free=text)
+        return self._delta(text, ended=False, last=last)
 
 
 def speculation_metrics(text: GenerationState, draft_len: int) -> dict[str, Any] | None:
@@ -333,26 +385,20 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    content = [
-        {**_token(token.token, token.logprob), "top_logprobs": [_token(*other) for other in token.top]}
-        for token in tokens
-    ]
+    content = [{**_token(token), "top_logprobs": [_token(other) for other in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
 
 
-def _token(token: str, logprob: float) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "logprob": token.logprob, "bytes": [*token.raw]}
 
 
 def _completion_logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
     if tokens is None:
         return None
-    offsets = [0]
-    for token in tokens:
-        offsets.append(offsets[-1] + len(token.token))
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [dict(token.top) for token in tokens],
-        "text_offset": offsets[:-1],
+        "top_logprobs": [{other.token: other.logprob for other in token.top} for token in tokens],
+        "text_offset": [token.offset for token in tokens],
     }

@@ -19,7 +19,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from trtspec.serving.gateway.config import GatewayLimits
 from trtspec.serving.gateway.connections import CHUNKS, ChunkWriter
@@ -127,6 +127,8 @@ class HttpExchange:
         self._receive, self._send, self._limits, self._bodies = receive, send, limits, bodies
         self._chunks: ChunkWriter | None = scope.get("extensions", {}).get(CHUNKS, {}).get("writer")
         self._writes = self._streams = False
+        # the events for a client of HTTP/1.0, which knows no chunks; they are sent at the end
+        self._collected: list[bytes] | None = [] if scope.get("http_version") == "1.0" else None
         self._body_read = asyncio.Event()
         self._work: asyncio.Future[None] | None = None
         self.ended: ApiError | None = None
@@ -145,14 +147,16 @@ class HttpExchange:
             raise
         finally:
             gone.cancel()
-        if left:
+        if self.ended is not None:
+            self.broken = self.ended.code
+        elif left:
             self.broken, self.status = "client_left", self.status or CLIENT_DISCONNECTED
 
     def check(self, now: float) -> None:
         """Cancel the work if the client or the model exceeds its time limit; call it every TICK_S seconds."""
         waited = now - self._since
         if self._writes and waited > self._limits.write_timeout_s:
-            self._end(ApiError(CLIENT_DISCONNECTED, "the client does not read the response", code="slow_client"))
+            self._disconnect()
         elif self._streams and waited > self._limits.stall_s:
             self._end(ApiError(504, "the model stopped sending tokens", code="stalled"))
 
@@ -176,12 +180,17 @@ class HttpExchange:
 
     async def begin_stream(self) -> None:
         self._streams = True
-        await self._begin(200, STREAM)
+        if self._collected is None:
+            await self._begin(200, STREAM)
+        else:
+            self._collected = []
 
     async def write(self, event: bytes) -> None:
-        self._since, self._writes = time.monotonic(), True
-        await self._send({"type": "http.response.body", "body": event, "more_body": True})
-        self._writes = False
+        if self._collected is not None:
+            self._collected.append(event)
+            self.note_tokens()
+            return
+        await self._put({"type": "http.response.body", "body": event, "more_body": True})
 
     @property
     def takes_events(self) -> bool:
@@ -195,14 +204,22 @@ class HttpExchange:
         self._since = time.monotonic()
         self._chunks.write(event)
 
+    def note_tokens(self) -> None:
+        """Record that the model sent tokens that have no event, such as those of an incomplete tool call."""
+        if not self._writes:
+            self._since = time.monotonic()
+
     async def end_stream(self, event: bytes = DONE) -> None:
         """Send the last event; a stream that a shutdown interrupts ends with an empty event instead of `[DONE]`."""
-        await self._send({"type": "http.response.body", "body": event})
+        if self._collected is not None:
+            event = b"".join([*self._collected, event])
+            await self._begin(200, {**STREAM, "content-length": str(len(event))})
+        await self._put({"type": "http.response.body", "body": event})
 
     async def respond(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         """Send a JSON document as the complete response."""
         await self._begin(status, {**JSON, **(headers or {}), "content-length": str(len(body))})
-        await self._send({"type": "http.response.body", "body": body})
+        await self._put({"type": "http.response.body", "body": body})
 
     async def _finish(self) -> None:
         """Cancel the work if it is still running, and send its error, if any, to the client."""
@@ -238,7 +255,20 @@ class HttpExchange:
     async def _begin(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._put({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _put(self, message: Message) -> None:
+        """Send an ASGI message, for which a client must have read enough of what was sent before."""
+        self._since, self._writes = time.monotonic(), True
+        await self._send(message)
+        self._writes = False
+
+    def _disconnect(self) -> None:
+        """Close the connection of a client that does not read; the work ends as for one that leaves."""
+        if self.ended is None:
+            self.ended = ApiError(CLIENT_DISCONNECTED, "the client does not read the response", code="slow_client")
+        if self._chunks is not None:
+            self._chunks.abort()
 
     async def _departure(self) -> None:
         """Wait until the client disconnects; listening starts after `document` has read the body."""

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 MAX_REVISIONS = 64
 METRICS_BYTES = 256 << 10  # of one process
+COPIES = 2  # of each process's metrics, written in turn
 WORD = 8  # bytes of each number
 
 Samples = Mapping[str, Mapping[str, float]]  # by metric, then by the part of a line between name and value
@@ -34,8 +35,8 @@ class SharedState:
         """Map the memory for a number of processes and of holders of API keys."""
         self.processes, self.index = processes, 0
         places = processes + 1
-        words = processes + 2 * holders + 1 + 2 * MAX_REVISIONS
-        self._memory = mmap.mmap(-1, words * WORD + places * METRICS_BYTES)
+        words = processes + 2 * holders + 1 + 2 * MAX_REVISIONS + places
+        self._memory = mmap.mmap(-1, words * WORD + COPIES * places * METRICS_BYTES)
         view = memoryview(self._memory)
         at = 0
 
@@ -47,7 +48,11 @@ class SharedState:
         self._texts = part(processes, "q")
         self._buckets = part(2 * holders, "d")
         self._generation, self._served = part(1, "q"), part(2 * MAX_REVISIONS, "q")
-        self._metrics = [view[at + place * METRICS_BYTES :][:METRICS_BYTES] for place in range(places)]
+        self._valid = part(places, "q")  # of each place, the number of the copy that is valid
+        self._metrics = [
+            [view[at + (COPIES * place + copy) * METRICS_BYTES :][:METRICS_BYTES] for copy in range(COPIES)]
+            for place in range(places)
+        ]
         self._file = tempfile.TemporaryFile() if processes > 1 else None  # noqa: SIM115  open as long as the gateway
 
     @contextmanager
@@ -118,13 +123,15 @@ class SharedState:
         if len(raw) > METRICS_BYTES - WORD:
             raise ValueError(f"{len(raw):,} bytes of metrics")
         with self.locked():
-            self._metrics[place][:WORD] = struct.pack("=q", len(raw))
-            self._metrics[place][WORD : WORD + len(raw)] = raw
+            copy = 1 - self._valid[place]  # the other one stays as it is if this process is killed within a write
+            self._metrics[place][copy][: WORD + len(raw)] = struct.pack("=q", len(raw)) + raw
+            self._valid[place] = copy
 
     def _read(self, place: int) -> Samples:
         with self.locked():
-            (length,) = struct.unpack("=q", self._metrics[place][:WORD])
-            raw = bytes(self._metrics[place][WORD : WORD + length])
+            metrics = self._metrics[place][self._valid[place]]
+            (length,) = struct.unpack("=q", metrics[:WORD])
+            raw = bytes(metrics[WORD : WORD + length])
         found: Samples = json.loads(raw) if raw else {}
         return found
 

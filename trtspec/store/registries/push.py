@@ -34,7 +34,8 @@ from trtspec.store.registries.modelpack import (
 from trtspec.store.registries.repository import Opening, Repository, open_location
 from trtspec.store.registries.transfer import Meter, OnProgress
 from trtspec.store.registries.upload import Uploads, checked_sha256
-from trtspec.store.signatures.attestations import attach_attestations, read_attestations
+from trtspec.store.signatures.attached import attach_attestations
+from trtspec.store.signatures.attestations import read_attestations
 
 MAX_HINTS = 8  # tags whose manifests are read for the sizes of present files
 
