@@ -288,7 +288,7 @@ def test_end_of_the_drivers_raylet_is_explained() -> None:
 
     from trtspec.fleet.pools.ray import _explain_lost_connection
 
-    message = "ray: Ray's raylet of the build ended\nhint: run the same command again"
+    message = "ray: Ray's raylet on the machine that drives the build has ended\nhint: run the same command again"
     with pytest.raises(TrtspecError, match=message), _explain_lost_connection("ray"):
         raise ray.exceptions.LocalRayletDiedError
 
