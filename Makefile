@@ -29,8 +29,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -c "from trtspec.kernels.host_kernels import compile_host_library as compile; compile() or print('no compiler here: conversions use numpy')"
 	@touch $@
 
-editor: setup ## Install what tests take from npm, where it is (outside this directory): a language server, axe-core.
-	@$(BIN)/python -m tests._support.npm tests/editor tests/report/axe
+editor: setup ## Install what tests take from npm, where it is (outside this directory): a language server, axe-core, Sigstore's client.
+	@$(BIN)/python -m tests._support.npm tests/editor tests/report/axe tests/store/signatures/javascript
 
 prometheus: $(ENGINES)/.prometheus/usr/bin/promtool ## Unpack Debian's Prometheus for its tests, where apt-get is (ENGINES= says where).
 

@@ -187,7 +187,7 @@ def build_until(
 
     `until` is the name of a step, such as "convert-target", or a common prefix of several: "convert". A later `build`
     of the recipe reuses these steps, also on another machine with a copy of the store. Only the tools of these steps
-    have to be installed. The other arguments and the errors are those of `build`.
+    have to be installed. `build` describes the other arguments and the errors.
     """
     from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, store_steps
     from trtspec.store.executor import Unobserved
@@ -284,7 +284,7 @@ def generate_all(
 ) -> list[tuple[str, GeneratedText]]:
     """Generate a text for every prompt of a file, in batches; return (prompt id, text) pairs.
 
-    `prompts` is a prompt file or the name of a shipped set. The other arguments and the errors are those of `generate`.
+    `prompts` is a prompt file or the name of a shipped set. `generate` describes the other arguments and the errors.
     """
     from trtspec.bench.artifact import generate_many
     from trtspec.engine.generation.request import Constraint, SamplingOptions
@@ -304,9 +304,9 @@ def push(
 ) -> PushResult:
     """Push an artifact to a registry ("oci://HOST/NAME:TAG") or to an OCI image layout ("file:PATH:TAG").
 
-    What the location has is not sent again. `manifest` is the required "sha256:..." of the artifact's manifest, and
-    `on_progress` gets (what, bytes done, bytes total). Raises DigestMismatch if a file differs from the manifest, and
-    TrtspecError if the location does not accept the artifact; the tag is then unchanged.
+    Files that the location already has are not sent again. `manifest` is the required "sha256:..." of the artifact's
+    manifest, and `on_progress` gets (what, bytes done, bytes total). Raises DigestMismatch if a file differs from the
+    manifest, and TrtspecError if the location does not accept the artifact; the tag is then unchanged.
     """
     from trtspec.store.artifact import parse_expected
     from trtspec.store.registries.push import push_artifact
@@ -334,7 +334,7 @@ def sign(
     """
     from trtspec.core.errors import TrtspecError
     from trtspec.store.artifact import parse_expected
-    from trtspec.store.registries.repository import is_location
+    from trtspec.store.registries.repository import check_address, is_location
     from trtspec.store.signatures.keyless import open_keyless_signer
     from trtspec.store.signatures.keys import load_signer
     from trtspec.store.signatures.sign import sign_directory, sign_location
@@ -347,6 +347,8 @@ def sign(
         if location:
             raise TrtspecError("--location is for a directory; the signature of a location is for that location")
         return sign_location(artifact, signer, expected=expected)
+    if location:
+        check_address(location, "--location")
     return sign_directory(Path(artifact), signer, location=location, expected=expected, on_progress=on_progress)
 
 
@@ -383,7 +385,7 @@ def pull(
     the artifact's manifest, and `signature` a policy that its signature has to fulfil (default:
     TRTSPEC_SIGNATURE_POLICY). `on_progress` gets (what, bytes done, bytes total). Raises DigestMismatch if the
     location has other bytes than it promises, SignatureRefused if no signature fulfils the policy, and TrtspecError if
-    it has no such artifact; `out` is then unchanged.
+    the artifact is not there; `out` is then unchanged.
     """
     from trtspec.store.artifact import parse_expected
     from trtspec.store.registries.pull import by_name, pull_artifact

@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.front.__main__ import run
-from benchmarks.front.clients import BodyFn, Load, Received, first_tokens, read_events, step_arrivals
-from benchmarks.front.null_engine import MAX_STEPS, NullEngine, Steps
-from benchmarks.front.quickstart import ratios
+import benchmarks.front as script
+from benchmarks.front import run
+from benchmarks.front_stages.clients import BodyFn, Load, Received, first_tokens, read_events, step_arrivals
+from benchmarks.front_stages.null_engine import MAX_STEPS, NullEngine, Steps
+from benchmarks.front_stages.quickstart import ratios
 from trtspec.core.paths import recipes_dir
 
+ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0
 
 
@@ -153,6 +157,23 @@ def test_all_stages_deliver_the_text(artifact: Path) -> None:
         assert 100 < document["tokens_per_s"][stage] < 600
         assert document["stages"][stage]["other_ms"]["p50"] < 1000
     assert document["tokens_per_s"]["vllm"] is None
+
+
+def test_missing_artifact_is_built_in_a_temporary_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "BUILT", tmp_path / "none")
+    monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
+    assert script.find_artifact(tmp_path) == tmp_path / "quickstart"
+    assert (tmp_path / "quickstart" / "manifest.json").exists()
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", [["benchmarks/front.py"], ["-m", "benchmarks.front"]])
+def test_script_and_module_have_the_same_options(command: list[str]) -> None:
+    shown = subprocess.run(
+        [sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    assert "usage: python benchmarks/front.py" in shown.stdout
+    assert "--tokens-per-step" in shown.stdout
 
 
 def test_ratio_is_of_medians_for_each_mode() -> None:

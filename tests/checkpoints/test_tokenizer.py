@@ -52,6 +52,23 @@ def test_merges_and_vocabulary_are_read_from_the_file() -> None:
     assert len(tiny().encode("the")) == 1
 
 
+@given(st.lists(st.integers(0, 255 + len(WORDS)), max_size=12))
+@example(tiny().encode("é"))
+def test_joined_texts_equal_the_decoder(ids: list[int]) -> None:
+    joined = tiny().join_texts(ids)
+    whole = tiny().fragments.isdisjoint(ids) and tiny().silent.isdisjoint(ids)
+    assert joined == (tiny().decode(ids) if whole else None)
+
+
+def test_texts_of_other_decoders_are_not_joined(tmp_path: Path) -> None:
+    root = make_tokenizer(tmp_path)
+    document = json.loads((root / "tokenizer.json").read_text())
+    document["decoder"] = {"type": "Sequence", "decoders": [document["decoder"], {"type": "Fuse"}]}
+    (root / "tokenizer.json").write_text(json.dumps(document))
+    other = Tokenizer(root)
+    assert other.join_texts(other.encode("the rest")) is None
+
+
 @given(st.text())
 def test_streamed_pieces_join_to_the_text(text: str) -> None:
     pieces = in_pieces(tiny(), tiny().encode(text))

@@ -48,7 +48,15 @@ def test_errors_name_the_address_and_the_fix(built: Path, trtspec: Run) -> None:
     wrong = trtspec("push", built, "oci:models:v1")
     assert "is not oci://HOST/NAME:TAG" in wrong.err
     wrong = trtspec("pull", "file:none:v1")
-    assert "not an OCI image layout: index.json is missing" in wrong.err
+    assert "the layout does not exist" in wrong.err
+    wrong = trtspec("push", "oci://a.example/b:v1", "file:models:v1")
+    assert "push takes a directory" in wrong.err
+    assert "pull the artifact first" in wrong.err
+    for address in ("oci://robot:hunter2@a.example/b:v1", "//robot:hunter2@a.example/b:v1", "s3://robot:hunter2@a/b"):
+        for command in (("pull",), ("list",), ("push", built)):
+            wrong = trtspec(*command, address)
+            assert (wrong.code, "hunter2" in wrong.err) == (1, False)
+            assert "may not contain a user or a password" in wrong.err
     trtspec("push", built, "file:models:v1")
     wrong = trtspec("pull", "file:models:v1", "--manifest", f"sha256:{'0' * 64}")
     assert (wrong.code, "this is not the requested artifact" in wrong.err) == (102, True)
@@ -88,8 +96,8 @@ def test_cache_prunes_pulled_artifacts_that_no_deployment_uses(
     for path in (served, unused, partial):
         os.utime(path, (0, 0))
     record = SimpleNamespace(state="live", artifact=str(served), manifest="")
-    monkeypatch.setattr("trtspec.deployment.used_artifacts.deployment_names", lambda: ["tiny"])
-    monkeypatch.setattr("trtspec.deployment.used_artifacts.DeploymentJournal.read", lambda self: record)
+    monkeypatch.setattr("trtspec.deployment.base.deployment_names", lambda: ["tiny"])
+    monkeypatch.setattr("trtspec.deployment.base.DeploymentJournal.read", lambda self: record)
     listed = trtspec("cache", "--json").document["pulled"]
     assert {each["key"][0]: each["held"] for each in listed} == {"a": True, "b": False, "c": False}
     dry = trtspec("cache", "--prune", "--older-than", "1d", "--dry-run", "--json").document

@@ -70,6 +70,8 @@ def test_sign_requires_one_kind_of_signer(built: Path, trtspec: Run) -> None:
         assert (refused.code, "sign either with --key or with --keyless" in refused.err) == (1, True)
     refused = trtspec("sign", "file:models:v1", "--key", "key.pem", "--location", "oci://example.com/a:b")
     assert "--location is for a directory" in refused.err
+    refused = trtspec("sign", built, "--key", "key.pem", "--location", "team/tiny:v1")
+    assert (refused.code, "error: --location: 'team/tiny:v1' is not the address" in refused.err) == (1, True)
 
 
 def test_files_at_a_location_are_not_verified(built: Path, trtspec: Run) -> None:

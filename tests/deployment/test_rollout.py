@@ -114,7 +114,9 @@ def test_good_revision_is_promoted_and_rollback_restores_the_previous_one(live: 
     assert wait_until(lambda: not live.processes(before.revision), 30), "the old server has ended"
     assert not Client.at(before.endpoints["http"], 2).is_ready(), "its ports are closed"
     assert live.deploy(artifact)["revision"] == revision, "a served artifact is left unchanged"
-    found = rollback("echo", lambda state, what: None)
+    told.clear()
+    found = rollback("echo", lambda state, what: told.append(state))
+    assert told[-1] == "promoted"
     assert (live.record.artifact, live.record.manifest) == (before.artifact, before.manifest)
     assert (found["revision"], found["files_of"]) == (revision + 1, before.revision)
     staged = next(entry["detail"] for entry in history("echo") if entry["revision"] == revision + 1)

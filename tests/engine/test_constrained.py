@@ -266,7 +266,7 @@ def test_allowed_tokens_can_be_appended_and_removed_exactly(engine: Engine) -> N
                 assert matcher.push(token)
                 matcher.pop(1)
             assert (mask_of(matcher, engine.vocab_size) == before).all()
-            assert bool(before[0]) == matcher.may_end(0)
+            assert bool(before[0]) == matcher._matcher.is_accepting()
             if not allowed:
                 break
             assert matcher.advance([int(chosen.choice(allowed))]) == 1

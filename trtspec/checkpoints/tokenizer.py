@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.util import find_spec
@@ -129,6 +129,20 @@ def check_tokenizer(source: Source) -> None:
     vet(source.root)
 
 
+class _WholeTexts(dict[int, "str | None"]):
+    """Texts of tokens by id, decoded when they are first needed; None if other tokens may change a token's text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._is_by_token = tokenizer.decoders == {"ByteLevel"}
+
+    def __missing__(self, token: int) -> str | None:
+        is_whole = self._is_by_token and token not in self._tokenizer.fragments | self._tokenizer.silent
+        self[token] = self._tokenizer.decode([token]) if is_whole else None
+        return self[token]
+
+
 class Tokenizer:
     """Tokenizer of a checkpoint directory, with the same ids and texts as in transformers."""
 
@@ -227,6 +241,20 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
+
+    @cached_property
+    def _text_of(self) -> Callable[[int], str | None]:
+        return _WholeTexts(self).__getitem__
+
+    def join_texts(self, ids: Sequence[int]) -> str | None:
+        """Return the text of `ids` from texts of single tokens, which is faster; None if `decode` might differ.
+
+        It is the same if the decoder maps each token to bytes, and each token has whole characters.
+        """
+        try:
+            return "".join(map(self._text_of, ids))  # type: ignore[arg-type]
+        except TypeError:  # a None among them
+            return None
 
     def decode_with_specials(self, ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from trtspec.bench.gates import MAX_RUNS
 from trtspec.cli import completing, load, simulation
 from trtspec.cli.load_results import compare_saved, show_sides
-from trtspec.cli.measuring import bench_on_pool
+from trtspec.cli.measuring import artifact_measurements, measure_on_pool
 from trtspec.cli.options import AllowCode, Baseline, Json, On, Prompts, SkipGate, Undecided, is_artifact
 from trtspec.cli.progress import counter
 from trtspec.cli.render import print_command, print_line, print_result, warn
@@ -63,13 +64,13 @@ def bench(
     seed: load.Seed = None,
     requests: load.Requests = None,
     max_rounds: load.MaxRounds = None,
-    interval: load.Interval = None,
+    ci_width: load.CiWidth = None,
     duration: load.Duration = None,
     slo: load.Slo = None,
-    samples: load.Samples = None,
+    samples_out: load.SamplesOut = None,
     timeout: load.Timeout = None,
     driver: load.Driver = None,
-    min_ratio: load.MinRatio = None,
+    fail_below: load.FailBelow = None,
     compare: load.Compare = None,
     absolute: load.Absolute = False,
     simulate_acceptance: simulation.SimulateAcceptance = None,
@@ -84,17 +85,14 @@ def bench(
 
     Example: trtspec bench build/quickstart
     """
-    asked = load.LoadOptions(
-        concurrency, rate, until_crossover, api, model, key_env, input_tokens, output_tokens, tokenizer, temperature,
-        seed, requests, max_rounds, interval, duration, slo, samples, timeout, driver, min_ratio,
-    )  # fmt: skip
+    asked = load.LoadOptions(**{each.name: context.params[each.name] for each in fields(load.LoadOptions)})
     if compare:
         if what or asked.option_names not in ([], ["--fail-below"]):
             raise TrtspecError(
                 "--compare cannot be combined with a target or load options",
                 hint="trtspec bench --compare A.json B.json",
             )
-        raise typer.Exit(compare_saved(*compare, min_ratio, absolutely=absolute, json=json))
+        raise typer.Exit(compare_saved(*compare, fail_below, absolutely=absolute, json=json))
     if absolute:
         raise TrtspecError(
             "--ignore-baseline requires --compare", hint="trtspec bench --compare A.json B.json --ignore-baseline"
@@ -105,7 +103,7 @@ def bench(
         if baseline or simulate_acceptance is not None or simulate_out or asked.option_names:
             message = "--on and several artifacts cannot be combined with a load, --baseline or --simulate-acceptance"
             raise TrtspecError(message, hint="measure servers one after the other")
-        bench_on_pool(context, what, on, _summary, json=json)
+        measure_on_pool(artifact_measurements(context, what), on, _summary, json=json)
         return
     (one,) = what
     if simulate_out is not None and simulate_acceptance is None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ from trtspec.core.errors import DigestMismatch, TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.cli.progress import Counter
-    from trtspec.store.prune import PruneLimits, PruneResult
+    from trtspec.store.prune import PruneLimits, PruneResult, Usage
     from trtspec.store.store import Store
 
 
@@ -78,18 +78,25 @@ def cache(
 def _manage_local(
     store: Store, limits: PruneLimits | None, kept: Collection[str], *, clear: bool, verify: bool, dry_run: bool
 ) -> dict[str, Any]:
-    """Prune, clear and check the store of this machine; return the JSON document."""
-    from trtspec.store.prune import clear_rest, list_usage, remove, select_prunable
+    """Prune, clear and check the store of this machine; return the JSON document.
 
-    removed = None
+    A recipe's bytes include entries shared with others.
+    """
+    from trtspec.store.prune import PruneResult, by_recipe, clear_rest, list_usage, remove, select_prunable
+
+    removed = PruneResult()
     if limits:
         chosen = select_prunable(list_usage(store), limits, datetime.now(timezone.utc), kept)
         removed = remove(store, chosen, dry_run=dry_run)
         removed = clear_rest(store, removed, dry_run=dry_run) if clear else removed
     gone, left = _manage_pulled(limits, dry_run=dry_run)
-    document = describe(store, removed, store.verify() if verify else [], dry_run)
+    problems, uses = store.verify() if verify else [], list_usage(store)
+    entries = [_entry(each, each.entry.name, each.entry.created, each.recipes) for each in uses]
+    document = _document(str(store.root), entries, problems, removed, dry_run=dry_run)
+    document["resumable_bytes"] = store.all_resumable_bytes()
+    document["recipes"] = [{"name": name, "entries": count, "bytes": size} for name, count, size in by_recipe(uses)]
     document["freed_bytes"] += sum(each["bytes"] for each in gone)
-    return {**document, "pulled": left, "removed_pulled": [each["key"] for each in gone]}
+    return document | {"pulled": left, "removed_pulled": [each["key"] for each in gone]}
 
 
 def _manage_pulled(limits: PruneLimits | None, *, dry_run: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -99,7 +106,7 @@ def _manage_pulled(limits: PruneLimits | None, *, dry_run: bool) -> tuple[list[d
 
     if not pulled_dir().is_dir():
         return [], []
-    from trtspec.deployment.used_artifacts import artifacts_in_use
+    from trtspec.deployment.base import artifacts_in_use
 
     uses = list_pulled(artifacts_in_use())
     chosen = select_prunable(uses, limits, datetime.now(timezone.utc)) if limits else []
@@ -130,8 +137,8 @@ def _manage_remote(
     verify: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
-    """Prune and check the team store; return the JSON document, whose fields are those of the local store."""
-    from trtspec.store.prune import select_prunable
+    """Prune and check the team store; return the JSON document, with the same fields as for the local store."""
+    from trtspec.store.prune import PruneResult, select_prunable
     from trtspec.store.team.environment import open_remote
     from trtspec.store.team.maintenance import check_remote, list_remote, remove_remote
 
@@ -142,37 +149,12 @@ def _manage_remote(
     chosen = select_prunable(uses, limits, datetime.now(timezone.utc), kept) if limits else []
     if chosen and not dry_run:
         remove_remote(team.address, [each.key for each in chosen], on_progress)
-    gone = {each.key for each in chosen}
-    left = uses if dry_run else [each for each in uses if each.key not in gone]
+    gone = PruneResult(tuple(each.key for each in chosen), sum(each.total_bytes for each in chosen))
+    left = uses if dry_run else [each for each in uses if each.key not in gone.keys]
     problems = check_remote(team.address, lambda key: store.peek(key).entry, on_progress) if verify else []
-    entries = [
-        {
-            "name": each.name,
-            "key": each.key,
-            "bytes": each.total_bytes,
-            "created": each.created.isoformat(timespec="seconds"),
-            "last_used": each.last_used.isoformat(timespec="seconds"),
-            "recipes": [],
-            "held": False,
-        }
-        for each in left
-    ]
-    return {
-        "format_version": 1,
-        "ok": not problems,
-        "root": team.address,
-        "bytes": sum(each.total_bytes for each in left),
-        "resumable_bytes": 0,
-        "entries": entries,
-        "recipes": [],
-        "problems": problems,
-        "removed": [each.key for each in chosen],
-        "dry_run": dry_run,
-        "freed_bytes": sum(each.total_bytes for each in chosen),
-        "linked_bytes": 0,
-        "pulled": [],
-        "removed_pulled": [],
-    }
+    entries = [_entry(each, each.name, each.created.isoformat(timespec="seconds")) for each in left]
+    document = _document(team.address, entries, problems, gone, dry_run=dry_run)
+    return document | {"pulled": [], "removed_pulled": []}
 
 
 def _limits(
@@ -195,36 +177,35 @@ def _limits(
     return PruneLimits(age, size) if prune else None
 
 
-def describe(store: Store, removed: PruneResult | None, problems: list[str], dry_run: bool) -> dict[str, Any]:
-    """Return the JSON document of `trtspec cache --json`; a recipe's bytes include entries shared with others."""
-    from trtspec.store.prune import PruneResult, by_recipe, list_usage
+def _entry(usage: Usage, name: str, created: str, recipes: Sequence[str] = ()) -> dict[str, Any]:
+    return {
+        "name": name,
+        "key": usage.key,
+        "bytes": usage.total_bytes,
+        "created": created,
+        "last_used": usage.last_used.isoformat(timespec="seconds"),
+        "recipes": list(recipes),
+        "held": usage.is_held,
+    }
 
-    uses, gone = list_usage(store), removed or PruneResult()
-    entries = [
-        {
-            "name": each.entry.name,
-            "key": each.entry.key,
-            "bytes": each.entry.total_bytes,
-            "created": each.entry.created,
-            "last_used": each.last_used.isoformat(timespec="seconds"),
-            "recipes": list(each.recipes),
-            "held": each.is_held,
-        }
-        for each in uses
-    ]
+
+def _document(
+    root: str, entries: list[dict[str, Any]], problems: list[str], removed: PruneResult, *, dry_run: bool
+) -> dict[str, Any]:
+    """Return the fields that the JSON documents of both kinds of stores share, without recipes."""
     return {
         "format_version": 1,
         "ok": not problems,
-        "root": str(store.root),
-        "bytes": sum(each.entry.total_bytes for each in uses),
-        "resumable_bytes": store.all_resumable_bytes(),
+        "root": root,
+        "bytes": sum(each["bytes"] for each in entries),
+        "resumable_bytes": 0,
         "entries": entries,
-        "recipes": [{"name": name, "entries": count, "bytes": size} for name, count, size in by_recipe(uses)],
+        "recipes": [],
         "problems": problems,
-        "removed": list(gone.keys),
+        "removed": list(removed.keys),
         "dry_run": dry_run,
-        "freed_bytes": gone.freed_bytes,
-        "linked_bytes": gone.linked_bytes,
+        "freed_bytes": removed.freed_bytes,
+        "linked_bytes": removed.linked_bytes,
     }
 
 

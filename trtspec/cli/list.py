@@ -34,7 +34,7 @@ def show(document: dict[str, Any]) -> None:
             each["name"] or "-",
             format_bytes(each["bytes"]),
             each["manifest"][:19],
-            shown(each["signatures"]),
+            str(each["signatures"] or "-"),
             each["problem"],
         )
         for each in artifacts
@@ -42,11 +42,6 @@ def show(document: dict[str, Any]) -> None:
     if rows:
         show_table("", ("tag", "recipe", "size", "manifest", "signatures", ""), rows, (2,))
     print_line(f"{pluralize(len(artifacts), 'tag')} in {document['location']}")
-
-
-def shown(signatures: int) -> str:
-    """Return the number of signatures, or "-" for none."""
-    return str(signatures) if signatures else "-"
 
 
 panel = "Serve"

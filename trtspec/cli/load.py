@@ -56,14 +56,9 @@ Requests = Annotated[
 MaxRounds = Annotated[
     int | None, typer.Option(help="Maximum rounds per load (default: 12); --runs is the minimum.", min=1)
 ]
-Interval = Annotated[
+CiWidth = Annotated[
     float | None,
-    typer.Option(
-        "--ci-width",
-        help="Stop at this width of the speed-up's interval (default: 0.05); 0 for all rounds.",
-        min=0,
-        max=1,
-    ),
+    typer.Option(help="Stop at this width of the speed-up's interval (default: 0.05); 0 for all rounds.", min=0, max=1),
 ]
 Duration = Annotated[
     str | None, typer.Option(metavar="TIME", help="Time limit per load for starting rounds, e.g. 60s.")
@@ -71,9 +66,7 @@ Duration = Annotated[
 Slo = Annotated[
     str | None, typer.Option(metavar="LIMITS", help="Latency limits of goodput, e.g. ttft=200ms,tpot=30ms,e2e=5s.")
 ]
-Samples = Annotated[
-    Path | None, typer.Option("--samples-out", metavar="FILE", help="Write one JSON line per request to this file.")
-]
+SamplesOut = Annotated[Path | None, typer.Option(metavar="FILE", help="Write one JSON line per request to this file.")]
 Timeout = Annotated[str | None, typer.Option(metavar="TIME", help="Request timeout (default: 600s).")]
 Driver = Annotated[
     str | None, typer.Option(metavar="NAME", help="Load generator: trtspec or aiperf (default: trtspec).")
@@ -82,9 +75,8 @@ Compare = Annotated[
     tuple[Path, Path] | None,
     typer.Option(metavar="A.json B.json", help="Compare two saved load benchmarks instead of measuring."),
 ]
-MinRatio = Annotated[
-    float | None,
-    typer.Option("--fail-below", help="Exit with 112 if the speed-up, or B over A, is significantly lower.", min=0),
+FailBelow = Annotated[
+    float | None, typer.Option(help="Exit with 112 if the speed-up, or B over A, is significantly lower.", min=0)
 ]
 Absolute = Annotated[
     bool,

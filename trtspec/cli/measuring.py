@@ -40,32 +40,17 @@ def options_for_nodes(context: typer.Context) -> list[str]:
     return arguments
 
 
-def profile_on_pool(
-    context: typer.Context,
-    paths: Sequence[Path],
-    overrides: Sequence[str],
-    on: str | None,
-    summary: Callable[[dict[str, Any]], str],
-    *,
-    json: bool,
-) -> None:
-    """Run the current command, which takes a recipe, for all recipes on a pool; see `_measure_on_pool`."""
+def recipe_measurements(context: typer.Context, paths: Sequence[Path], overrides: Sequence[str]) -> list[Measurement]:
+    """Return a run of the current command, which takes a recipe, for each recipe of the files."""
     from trtspec.planning.measurements import recipe_measurement
 
     verb, arguments = context.command.name or "", options_for_nodes(context)
     recipes = [one for path in paths for one in trtspec.load_recipes(path, overrides=overrides)]
-    _measure_on_pool([recipe_measurement(verb, each, arguments) for each in recipes], on, summary, json=json)
+    return [recipe_measurement(verb, each, arguments) for each in recipes]
 
 
-def bench_on_pool(
-    context: typer.Context,
-    what: Sequence[str],
-    on: str | None,
-    summary: Callable[[dict[str, Any]], str],
-    *,
-    json: bool,
-) -> None:
-    """Run the current command, which takes an artifact, for recipes and artifacts on a pool; see `_measure_on_pool`."""
+def artifact_measurements(context: typer.Context, what: Sequence[str]) -> list[Measurement]:
+    """Return a run of the current command, which takes an artifact, for each artifact and each recipe of the files."""
     from trtspec.planning.measurements import artifact_measurement, built_measurement
 
     verb, arguments = context.command.name or "", options_for_nodes(context)
@@ -79,10 +64,10 @@ def bench_on_pool(
             found.append(artifact_measurement(verb, Path(each), arguments))
         else:
             found += [built_measurement(verb, one, arguments) for one in trtspec.load_recipes(Path(each))]
-    _measure_on_pool(found, on, summary, json=json)
+    return found
 
 
-def _measure_on_pool(
+def measure_on_pool(
     measurements: Sequence[Measurement], on: str | None, summary: Callable[[dict[str, Any]], str], *, json: bool
 ) -> None:
     """Measure on a pool and show the results; exit with the highest exit code, which is 1 for a failed measurement.

@@ -13,7 +13,7 @@ import typer
 
 from trtspec.cli import completing, load
 from trtspec.cli.layout import pluralize
-from trtspec.cli.measuring import profile_on_pool
+from trtspec.cli.measuring import measure_on_pool, recipe_measurements
 from trtspec.cli.options import Baseline, Json, On, Prompts, Recipes, Set
 from trtspec.cli.progress import build_bars, counter
 from trtspec.cli.render import note, print_line, print_result, show_chart, show_table
@@ -186,7 +186,7 @@ def profile(
     if on or len(recipe) > 1:
         if server or write:
             raise TrtspecError("--server and --write cannot be combined with --on or several recipes", hint="omit them")
-        profile_on_pool(context, recipe, set_ or (), on, _summary, json=json)
+        measure_on_pool(recipe_measurements(context, recipe, set_ or ()), on, _summary, json=json)
         return
     (one,) = recipe
     servers = _servers(server, baseline, api, model, key_env)
@@ -272,7 +272,7 @@ def tune(
     if on or len(recipe) > 1:
         if write:
             raise TrtspecError("--write cannot be combined with --on or several recipes", hint="omit it")
-        profile_on_pool(context, recipe, set_ or (), on, _summary, json=json)
+        measure_on_pool(recipe_measurements(context, recipe, set_ or ()), on, _summary, json=json)
         return
     (one,) = recipe
     if write:

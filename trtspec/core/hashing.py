@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import cycle, islice
+from mmap import mmap
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, cast
@@ -93,41 +94,21 @@ def _size(path: Path) -> int:
 
 
 def _hash_part(path: Path, begin: int, end: int, on_bytes: OnBytes | None) -> str:
-    digest = _SegmentDigest()
+    """Return the digest of the segment in the bytes from `begin` to `end`."""
+    digest = SegmentsDigest()
     with open_regular(path) as file:
         for piece in read_chunks(file.fileno(), begin, end):
             digest.update(piece)
             if on_bytes:
                 on_bytes(len(piece))
-    if begin + digest.nbytes < end:
-        raise _changed(path, begin + digest.nbytes, end)
-    return digest.hexdigest()
+    if begin + digest.position < end:
+        raise _changed(path, begin + digest.position, end)
+    return digest.segments[0]
 
 
 def _changed(path: Path, read: int, size: int) -> TrtspecError:
     message = f"{read:,} of its {size:,} bytes were read; the file changed while it was being read"
     return TrtspecError(message, where=str(path), hint="wait until the program that writes it has ended")
-
-
-class _SegmentDigest:
-    """Digest of one segment whose bytes arrive in order; `nbytes` is their number so far."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._finished, self._block = list[bytes](), _new_digest()
-
-    def update(self, data: memoryview) -> None:
-        while data.nbytes:
-            part = data[: BLOCK_BYTES - self.nbytes % BLOCK_BYTES]
-            self._block.update(part)
-            self.nbytes, data = self.nbytes + part.nbytes, data[part.nbytes :]
-            if self.nbytes % BLOCK_BYTES == 0:
-                self._finished.append(self._block.digest())
-                self._block = _new_digest()
-
-    def hexdigest(self) -> str:
-        rest = [self._block.digest()] if self.nbytes % BLOCK_BYTES else []
-        return _combine_blocks([*self._finished, *rest])
 
 
 def _combine_blocks(digests: Sequence[bytes]) -> str:
@@ -140,17 +121,20 @@ class SegmentsDigest:
 
     def __init__(self) -> None:
         self.position = 0
-        self._finished, self._segment = list[str](), _SegmentDigest()
+        self._finished, self._blocks, self._block = list[str](), list[bytes](), _new_digest()
 
     def update(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         while rest.nbytes:
-            part = rest[: SEGMENT_BYTES - self._segment.nbytes]
-            self._segment.update(part)
+            part = rest[: BLOCK_BYTES - self.position % BLOCK_BYTES]
+            self._block.update(part)
             self.position, rest = self.position + part.nbytes, rest[part.nbytes :]
-            if self._segment.nbytes == SEGMENT_BYTES:
-                self._finished.append(self._segment.hexdigest())
-                self._segment = _SegmentDigest()
+            if self.position % BLOCK_BYTES == 0:
+                self._blocks.append(self._block.digest())
+                self._block = _new_digest()
+            if self.position % SEGMENT_BYTES == 0:
+                self._finished.append(_combine_blocks(self._blocks))
+                self._blocks = []
 
     @property
     def finished_segments(self) -> Segments:
@@ -160,8 +144,9 @@ class SegmentsDigest:
     @property
     def segments(self) -> Segments:
         """Return the digests of all segments, of which the last one may be shorter."""
-        rest = (self._segment.hexdigest(),) if self._segment.nbytes else ()
-        return (*self._finished, *rest)
+        last_block = [self._block.digest()] if self.position % BLOCK_BYTES else []
+        blocks = [*self._blocks, *last_block]
+        return (*self._finished, *([_combine_blocks(blocks)] if blocks else []))
 
 
 def bytes_segments(data: bytes) -> Segments:
@@ -349,29 +334,25 @@ def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> 
     """
     with open_regular(source) as original, target.open("xb", buffering=0) as copy:
         if share_blocks(original.fileno(), copy.fileno()):
-            return _read_through(target, lambda offset, piece: None, on_bytes)[1]
-        return _read_through(source, lambda offset, piece: write_all(copy.fileno(), piece, offset), on_bytes)[1]
-
-
-def _read_through(
-    path: Path, on_piece: Callable[[int, memoryview], object], on_bytes: OnBytes | None
-) -> tuple[int, Segments]:
-    """Read a file once, in order, calling `on_piece(offset, piece)`; return its size and segment digests."""
-    with open_regular(path) as file:
-        nbytes, offset = os.fstat(file.fileno()).st_size, 0
-        digest = GrowingDigest(nbytes)
-        for piece in read_chunks(file.fileno(), 0, nbytes):
-            digest.add(offset, piece)
-            on_piece(offset, piece)
-            offset += len(piece)
+            return file_segments([target], on_bytes)[0]
+        nbytes, digest = os.fstat(original.fileno()).st_size, SegmentsDigest()
+        for piece in read_chunks(original.fileno(), 0, nbytes):
+            write_all(copy.fileno(), piece, digest.position)
+            digest.update(piece)
             if on_bytes:
                 on_bytes(len(piece))
-        return nbytes, digest.finish(file.fileno(), path)
+    if digest.position < nbytes:
+        raise _changed(source, digest.position, nbytes)
+    return digest.segments
 
 
-def new_buffers(count: int = PIECE_BUFFERS) -> Iterator[memoryview]:
-    """Return an endless iterator over `count` buffers of PIECE_BYTES, each of which is used again after the others."""
-    return cycle([memoryview(bytearray(PIECE_BYTES)) for _ in range(count)])
+def new_buffers(count: int = PIECE_BUFFERS, nbytes: int = PIECE_BYTES) -> Iterator[memoryview]:
+    """Return an endless iterator over `count` buffers of `nbytes` bytes, each of which is used again after the others.
+
+    They begin at a page. Some AMD processors copy from the page cache five times as slowly to 16 bytes after one, which
+    is where malloc places large buffers.
+    """
+    return cycle([memoryview(mmap(-1, nbytes)) for _ in range(count)])
 
 
 def read_chunks(
@@ -379,8 +360,8 @@ def read_chunks(
 ) -> Iterator[memoryview]:
     """Yield an open file's bytes from `begin` to `end` (default: end of file) in pieces of at most PIECE_BYTES.
 
-    The pieces are in `buffers`. By default, all share one buffer, so a piece is valid only until the next one is
-    requested.
+    The pieces are in `buffers`, which may be smaller. By default, all share one buffer, so a piece is valid only until
+    the next one is requested.
     """
     buffers = buffers or new_buffers(1)
     while end is None or begin < end:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -31,7 +31,7 @@ from trtspec.deployment.journal import (
 )
 from trtspec.deployment.log import follow_log
 from trtspec.deployment.options import DeployOptions, OnEvent
-from trtspec.deployment.rollout.commands import roll_back, run_command, start_rollout
+from trtspec.deployment.rollout.commands import previous_revision, roll_back, run_command, start_rollout
 from trtspec.deployment.rollout.state import PROMOTE, read_rollout
 from trtspec.deployment.target import DeployTarget, find_target
 from trtspec.serving.triton.client import Client
@@ -319,6 +319,25 @@ def follow(name: str, lines: int) -> Iterator[bytes]:
     if find_target(target).fetch_log:
         raise DeployError(f"the log of {name} is on {target}", hint="follow it there, or omit --follow")
     return follow_log(journal, lines)
+
+
+def artifacts_in_use() -> set[Path]:
+    """Return the directories of the artifacts of all deployments that are neither stopped nor failed.
+
+    Raises DeployError if a deployment's record cannot be read.
+    """
+    found = set[Path]()
+    for name in deployment_names():
+        journal = DeploymentJournal(name)
+        record = journal.read()
+        if record is None or record.state in OVER:
+            continue
+        found.add(Path(record.artifact))
+        if rollout := read_rollout(journal):
+            found.add(Path(rollout.record.artifact))
+        with suppress(DeployError):  # there is no previous revision
+            found.add(Path(previous_revision(journal, record)[1]))
+    return found
 
 
 def history(name: str) -> list[dict[str, Any]]:

@@ -22,13 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of a step that the user can fix, or a bug (`is_bug`), whose `message` is then the traceback."""
+    """An error of a step that the user can fix, or a bug (`exit_code` 70), whose `message` is then the traceback."""
 
     message: str
     where: str | None = None
     hint: str | None = None
     exit_code: int = 100
-    is_bug: bool = False
 
 
 @dataclass(frozen=True)

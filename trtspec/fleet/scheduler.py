@@ -220,10 +220,8 @@ class Scheduler:
         run = self.steps[event.key]
         if isinstance(event, Started):
             run.state, run.node = "running", event.node
-            for name in run.cells:
-                if self._by_name[name].is_open:
-                    self._by_name[name].status = "running"
-                    self._by_name[name].node = event.node
+            for cell in self._open_cells(run):
+                cell.status, cell.node = "running", event.node
         elif isinstance(event, Advanced):
             self._observer.advanced(run, event.n_bytes)
         elif isinstance(event, Message):
@@ -275,10 +273,13 @@ class Scheduler:
     def _fail(self, run: StepRun, failure: Failure) -> None:
         run.state, run.failure = "failed", failure
         self._observer.step_finished(run)
-        for name in run.cells:
-            if self._by_name[name].is_open:
-                self._close(self._by_name[name], "failed", failure, run.step.name)
+        for cell in self._open_cells(run):
+            self._close(cell, "failed", failure, run.step.name)
         self._cancel_unneeded()
+
+    def _open_cells(self, run: StepRun) -> list[CellRun]:
+        """Return the open cells that need a step."""
+        return [cell for name in run.cells if (cell := self._by_name[name]).is_open]
 
     def _cancel_unneeded(self) -> None:
         needed = self._needed()
@@ -332,9 +333,8 @@ class Scheduler:
             hint="start a node with these labels, or wait for one with --wait-for-nodes",
             exit_code=1,
         )
-        for name in run.cells:
-            if self._by_name[name].is_open:
-                self._close(self._by_name[name], "unplaceable", failure, run.step.name)
+        for cell in self._open_cells(run):
+            self._close(cell, "unplaceable", failure, run.step.name)
 
     def _look_at_nodes(self, *, has_events: bool) -> None:
         """Look regularly for lost and new nodes; raise TrtspecError if nothing has run for too long."""

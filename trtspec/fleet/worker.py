@@ -9,21 +9,41 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 
 from trtspec.core.errors import StepError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.files import file_identity
 from trtspec.core.paths import PACKAGE
-from trtspec.fleet.pool import Failure, Outcome
+from trtspec.fleet.pool import Advanced, Event, Failure, Message, Outcome
 from trtspec.store.files import FileReader, Files, replace_files
 from trtspec.store.remote import Start
-from trtspec.store.step import Inputs, Step
+from trtspec.store.step import Inputs, Step, StepProgress
 from trtspec.store.store import Store
 
 MOUNT_HINT = "put the model on a file system that all nodes mount at the same path, or copy it to that path on the node"
+
+
+class SentProgress(StepProgress):
+    """Sends a step's progress with `send`, at most every `period_s`; steps report from several threads."""
+
+    def __init__(self, step: Step, send: Callable[[Event], object], period_s: float) -> None:
+        self._key, self._send, self._period_s = step.key, send, period_s
+        self._bytes, self._sent_at, self._lock = 0, time.monotonic(), Lock()
+
+    def advance(self, n_bytes: int) -> None:
+        with self._lock:
+            self._bytes += n_bytes
+            if self._bytes and time.monotonic() - self._sent_at >= self._period_s:
+                self._send(Advanced(self._key, self._bytes))
+                self._bytes, self._sent_at = 0, time.monotonic()
+
+    def set_message(self, text: str) -> None:
+        with self._lock:
+            self._send(Message(self._key, text))
 
 
 def run_step(step: Step, store: Store, node: str, start: Start, devices: tuple[str, ...] = ()) -> Outcome:
@@ -38,9 +58,9 @@ def run_step(step: Step, store: Store, node: str, start: Start, devices: tuple[s
         if described := describe_os_error_at(error, str(store.root)):
             failure = Failure(described, hint=os_error_remedy(error), exit_code=1)
         else:
-            failure = Failure(traceback.format_exc(), exit_code=70, is_bug=True)
+            failure = Failure(traceback.format_exc(), exit_code=70)
     except Exception:  # a bug in a step must not end the worker: the driver reports it with its traceback
-        failure = Failure(traceback.format_exc(), exit_code=70, is_bug=True)
+        failure = Failure(traceback.format_exc(), exit_code=70)
     return Outcome("failed", node, time.perf_counter() - started, failure)
 
 

@@ -7,8 +7,10 @@ token after the accepted ones is the target's choice at that place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +24,6 @@ from trtspec.kernels.verifier import DraftVerifier
 SEED = 0
 
 
-def _seeded() -> np.random.Generator:
-    return np.random.default_rng(SEED)
-
-
 @dataclass(frozen=True)
 class SimulatedVerifier(DraftVerifier):
     """A verifier with forced acceptance.
@@ -36,33 +34,15 @@ class SimulatedVerifier(DraftVerifier):
 
     verifier: DraftVerifier
     rates: Sequence[float]
-    random: np.random.Generator = field(default_factory=_seeded)
+    random: np.random.Generator = field(default_factory=partial(np.random.default_rng, SEED))
 
-    def chain(
-        self,
-        logits: Tensor,
-        tokens: Tensor,
-        lens: Sequence[int],
-        params: SamplingParams | None = None,
-        draft_probs: Tensor | None = None,
-        uniforms: Tensor | None = None,
-    ) -> list[VerifyResult]:
+    def chain(self, *arguments: Any) -> list[VerifyResult]:
         """Accept chains by the coin; arguments as in `chain.verify_chain`."""
-        self.verifier.chain(logits, tokens, lens, params, draft_probs, uniforms)
-        return self._accept_chains(logits, lens, params, uniforms)
+        return self._accept_chains(self.verifier.chain, *arguments)
 
-    def block(
-        self,
-        logits: Tensor,
-        tokens: Tensor,
-        lens: Sequence[int],
-        params: SamplingParams | None = None,
-        draft_probs: Tensor | None = None,
-        uniforms: Tensor | None = None,
-    ) -> list[VerifyResult]:
+    def block(self, *arguments: Any) -> list[VerifyResult]:
         """Accept chains by the coin; arguments as in `chain.verify_block`."""
-        self.verifier.block(logits, tokens, lens, params, draft_probs, uniforms)
-        return self._accept_chains(logits, lens, params, uniforms)
+        return self._accept_chains(self.verifier.block, *arguments)
 
     def tree(
         self,
@@ -84,8 +64,16 @@ class SimulatedVerifier(DraftVerifier):
         return self._continue(logits, paths, params, None if uniforms is None else uniforms[:, :1])
 
     def _accept_chains(
-        self, logits: Tensor, lens: Sequence[int], params: SamplingParams | None, uniforms: Tensor | None
+        self,
+        verify: Callable[..., list[VerifyResult]],
+        logits: Tensor,
+        tokens: Tensor,
+        lens: Sequence[int],
+        params: SamplingParams | None = None,
+        draft_probs: Tensor | None = None,
+        uniforms: Tensor | None = None,
     ) -> list[VerifyResult]:
+        verify(logits, tokens, lens, params, draft_probs, uniforms)
         paths = [[*range(1, count + 1)] for count in self._counts(lens)]
         return self._continue(logits, paths, params, None if uniforms is None else uniforms[:, -1:])
 

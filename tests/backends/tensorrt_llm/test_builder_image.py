@@ -186,7 +186,7 @@ def test_failed_look_up_prevents_engine_builds(
 
 
 def test_runtime_that_does_not_answer_in_time_is_reported(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtspec.backends.tensorrt_llm.builder_image.INSPECT_S", 0.01)
+    monkeypatch.setattr("trtspec.backends.tensorrt_llm.toolchain.INSPECT_S", 0.01)
     assert probed().missing == "docker image inspect did not end within 0 s"
 
 

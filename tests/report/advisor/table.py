@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trtspec.report.advisor.advice import AdviceRule, Condition, method_rules, speculate_rules
+from trtspec.report.advisor.advice import AdviceRule, Condition, advice_rules
 
 SIGNS = {"least": "≥", "most": "≤", "above": ">", "below": "<"}
 
 
 def table() -> str:
     lines = ["| rule | verdict | when | source |", "|---|---|---|---|"]
-    lines += [row(rule, f"**{rule.says}**") for rule in speculate_rules()]
+    lines += [row(rule, f"**{rule.says}**") for rule in advice_rules()["speculate"]]
     lines += ["", "| rule | methods | when | source |", "|---|---|---|---|"]
-    lines += [row(rule, ", ".join(f"`{method.strip('{}')}`" for method in rule.methods)) for rule in method_rules()]
+    lines += [
+        row(rule, ", ".join(f"`{method.strip('{}')}`" for method in rule.methods)) for rule in advice_rules()["methods"]
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -24,12 +24,11 @@ from trtspec.report.advisor.advice import (
     AdviceRule,
     AdvisorFact,
     Condition,
+    advice_rules,
     advise,
-    method_rules,
-    speculate_rules,
 )
 
-RULES = (*speculate_rules(), *method_rules())
+RULES = (*advice_rules()["speculate"], *advice_rules()["methods"])
 DRAFTS = ("none", "model", "head", "mtp")
 LOADS = ("concurrency", "request_rate", "gpu_utilization")
 
@@ -71,12 +70,12 @@ def test_rule_fires_only_with_all_its_facts_and_gives_a_reason(rule: AdviceRule)
         assert not rule.fires({other: each for other, each in answers.items() if other != name})
 
 
-@pytest.mark.parametrize("rule", speculate_rules(), ids=named)
+@pytest.mark.parametrize("rule", advice_rules()["speculate"], ids=named)
 def test_speculate_rule_decides_with_only_its_facts(rule: AdviceRule) -> None:
     assert advise(witness(rule)).decided_by is rule
 
 
-@pytest.mark.parametrize("rule", method_rules(), ids=named)
+@pytest.mark.parametrize("rule", advice_rules()["methods"], ids=named)
 def test_method_rule_decides_with_only_its_facts(rule: AdviceRule) -> None:
     assert advise(witness(rule)).method_rule is rule
 
@@ -89,16 +88,16 @@ def test_rules_use_only_existing_facts_verdicts_and_methods() -> None:
         assert fields <= rule.when.keys(), rule.name
         assert rule.source
     assert len({rule.name for rule in RULES}) == len(RULES)
-    assert all(rule.says in VERDICTS for rule in speculate_rules())
+    assert all(rule.says in VERDICTS for rule in advice_rules()["speculate"])
     words = {word for rule in RULES for each in (*rule.when.values(), *rule.unless.values()) for word in each.among}
     assert words <= {*KINDS, *DRAFTS}
-    tried = {method for rule in method_rules() for method in rule.methods if "{" not in method}
+    tried = {method for rule in advice_rules()["methods"] for method in rule.methods if "{" not in method}
     assert tried <= methods().keys()
 
 
 def test_rules_do_not_contradict_each_other() -> None:
     """Rules on the same facts never give both yes and no for the same values."""
-    for yes, no in product(speculate_rules(), repeat=2):
+    for yes, no in product(advice_rules()["speculate"], repeat=2):
         if (yes.says, no.says) != ("yes", "no") or yes.when.keys() != no.when.keys():
             continue
         grids = [{*values_at(yes.when[name]), *values_at(no.when[name])} for name in yes.when]

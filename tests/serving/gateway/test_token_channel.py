@@ -18,6 +18,7 @@ from trtspec.serving.gateway.errors import ApiError
 from trtspec.serving.gateway.parameters import read_parameters
 from trtspec.serving.gateway.token_channel import PushFn
 from trtspec.serving.gateway.triton import TritonClient, ints, token_request
+from trtspec.serving.triton.python_models.interruptions import DISCONNECT_POLL_S, REPORTED_S
 from trtspec.serving.triton.python_models.responses import SHUTTING_DOWN
 
 Responses = list[tuple[dict[str, bytes], bool]]
@@ -285,11 +286,13 @@ def test_cancelled_stream_leaves_the_engine(entry: RunningGateway, served: Serve
         return sum(float(line.split()[-1]) for line in lines)
 
     async def use(client: TritonClient) -> None:
+        await read(client)  # its channel has moved to the socket
         asked = read_parameters({"stream": True, "max_tokens": 900, "temperature": 0, "ignore_eos": True}, chat=False)
         responses = client.generate(token_request(await client.model(), [1, 2, 3], asked, 0, -1, [], 0))
         await anext(responses)
+        await asyncio.sleep(3 * DISCONNECT_POLL_S)  # the model has asked Triton, and will not ask again for REPORTED_S
         await responses.aclose()
+        await asyncio.to_thread(wait_until, lambda: cancelled() == before + 1, REPORTED_S - 1)
 
     before = cancelled()
     run(entry.config.grpc, use)
-    wait_until(lambda: cancelled() == before + 1)

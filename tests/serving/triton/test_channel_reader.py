@@ -41,7 +41,7 @@ def ask(client: LocalServerClient, reader: ChannelReader, received: Received) ->
     if stream is None:
         return None
     stream.wait_for(total)
-    reader.leave(stream)
+    reader.leave(stream, has_ended=True)
     return total
 
 
@@ -164,12 +164,12 @@ def test_stream_of_an_ended_channel_does_not_leave_the_next_one() -> None:
             old.wait_for(1)
         new, received = joined()
         assert (server.opened, new.number) == (2, old.number)
-        reader.leave(old)
+        reader.leave(old, has_ended=True)
         at_socket(server)
         deliver(server, new.number, [1], Stats())
         new.wait_for(1)
         assert received == [([1], Stats())]
-        reader.leave(new)
+        reader.leave(new, has_ended=True)
 
 
 def test_channel_without_streams_is_closed_and_the_next_stream_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:

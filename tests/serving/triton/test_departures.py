@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from trtspec.core.processes import wait_until
-from trtspec.serving.triton.python_models.interruptions import CancellationWatcher
+from trtspec.serving.triton.python_models import interruptions
+from trtspec.serving.triton.python_models.interruptions import REPORTED_S, CancellationWatcher, DisconnectCheck
 
 
 @pytest.fixture
@@ -37,6 +38,23 @@ def test_failing_cancellation_check_does_not_affect_other_requests(
     assert wait_until(lambda: left == [1], 10)
     assert asked == [1], "a failed watch must not be polled again"
     assert "no such request" in capsys.readouterr().err
+
+
+def test_server_is_asked_less_often_if_the_channel_reports_departures(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 0.05, 0.11, 0.3, REPORTED_S, REPORTED_S + 0.2, REPORTED_S + 0.3])
+    monkeypatch.setattr(interruptions.time, "monotonic", lambda: next(times))
+    asked: list[int] = []
+    reported: bool | None = None
+    check = DisconnectCheck(lambda: bool(asked.append(1)), 0.1)
+    check.has_left = lambda: reported
+    counts = [(check(), len(asked)) for _ in range(3)]
+    assert counts == [(False, 1), (False, 1), (False, 2)]
+    reported = False
+    counts = [(check(), len(asked)) for _ in range(3)]
+    assert counts == [(False, 2), (False, 2), (False, 3)]
+    reported = True
+    assert check()
+    assert len(asked) == 3
 
 
 class WatchedRequest:

@@ -221,6 +221,31 @@ def test_part_of_a_large_step_is_sent_before_the_rest(channels: TokenChannels) -
         assert client.read(1 + PART_VALUES) == {1: [1], 2: [*range(PART_VALUES)]}
 
 
+def test_client_reports_the_streams_that_it_leaves(channels: TokenChannels) -> None:
+    assert channels.opens(opening())
+    stream = joined(channels, 7)
+    assert stream.has_left() is None, "it has no socket yet"
+    connection = connect(NAME)
+    assert connection
+    with connection:
+        stream.add([1], Stats())
+        channels.flush()
+        assert stream.has_left() is False
+        connection.send(array("i", [9, 7]).tobytes()[:6])
+        assert stream.has_left() is False
+        connection.send(array("i", [9, 7]).tobytes()[6:])
+        assert stream.has_left() is True
+        assert joined(channels, 8).has_left() is False
+
+
+def test_closed_channel_reports_nothing(channels: TokenChannels) -> None:
+    client = Client(channels, opening())
+    stream = joined(channels, 1)
+    channels.close()
+    assert stream.has_left() is None
+    client.socket.close()
+
+
 def test_client_that_reads_slowly_gets_all_tokens_in_order(channels: TokenChannels) -> None:
     client = Client(channels, opening())
     with client.socket:

@@ -121,6 +121,43 @@ def test_remote_registry_may_refer_only_to_tls(url: str) -> None:
     require_safe("http://127.0.0.1:1/x", "http://localhost:5000")
 
 
+MALFORMED = ["http://[", "http://127.0.0.1:99999/x", "http://127.0.0.1:y/"]
+
+
+@pytest.mark.parametrize("url", MALFORMED)
+def test_malformed_addresses_of_a_registry_are_refused(
+    registry: Registry, built: Path, tmp_path: Path, url: str
+) -> None:
+    address = f"oci://{registry.host}/team/tiny:v1"
+    registry.faults = [Fault("POST .*/uploads/", status=202, headers={"Location": url})]
+    with pytest.raises(RegistryError, match="it refers to"):
+        push_artifact(built, address, patience=QUICK)
+    registry.faults = []
+    push_artifact(built, address, patience=QUICK)
+    for pattern, status, header in (("GET .*/blobs/", 307, "Location"), ("GET", 401, "WWW-Authenticate")):
+        value = f'Bearer realm="{url}"' if status == 401 else url
+        registry.faults = [Fault(pattern, status=status, headers={header: value})]
+        with pytest.raises(RegistryError, match="it refers to"):
+            pull_artifact(address, lambda *_: tmp_path / "out", patience=QUICK)
+
+
+def test_redirect_to_a_path_with_other_characters_is_quoted(registry: Registry, built: Path, tmp_path: Path) -> None:
+    address = f"oci://{registry.host}/team/tiny:v1"
+    push_artifact(built, address, patience=QUICK)
+    registry.faults = [Fault("GET .*/manifests/v1", status=307, headers={"Location": "/caf\xe9 1"})]
+    with pytest.raises(RegistryError, match="has no v1"):
+        pull_artifact(address, lambda *_: tmp_path / "out", patience=QUICK)
+    assert registry.requests(r"GET /caf%E9%201$")
+
+
+def test_rejection_whose_body_never_arrives_is_an_error(registry: Registry, built: Path, tmp_path: Path) -> None:
+    address = f"oci://{registry.host}/team/tiny:v1"
+    push_artifact(built, address, patience=QUICK)
+    registry.faults = [Fault("GET .*/blobs/", times=99, status=409, stall=1, extra=b"xx")]
+    with pytest.raises(RegistryError, match="HTTP status 409"):
+        pull_artifact(address, lambda *_: tmp_path / "out", patience=QUICK)
+
+
 def test_token_server_without_tls_is_refused(built: Path) -> None:
     with running_registry() as registry:
         challenge = 'Bearer realm="http://example.com/token",service="x"'
@@ -146,6 +183,9 @@ def test_sources_of_credentials(own_home: Path, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "auth.json").write_text(json.dumps({"auths": {"b.example": auth("podman")}}))
     assert find_credentials("b.example") == Credentials("podman", PASSWORD)
     assert find_credentials("c.example") is None
+    write_config(own_home, {"auths": {"http://c.example/v1/": auth("old"), "d.example/team": auth()}})
+    assert find_credentials("c.example") == Credentials("old", PASSWORD)
+    assert find_credentials("d.example") is None
 
 
 def test_helper_gets_the_host_on_its_standard_input(
@@ -179,6 +219,14 @@ def test_broken_helper_is_named_without_its_output(
     with pytest.raises(TrtspecError, match=complaint) as raised:
         find_credentials("a.example")
     assert "secret-x" not in str(raised.value)
+    assert "| docker-credential-test get" in str(raised.value)
+
+
+def test_program_that_is_no_helper_is_named(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_helper(tmp_path, "test", "", monkeypatch).write_bytes(b"\x7fELF")
+    write_config(own_home, {"credHelpers": {"a.example": "test"}})
+    with pytest.raises(TrtspecError, match="docker-credential-test cannot be started: Exec format error"):
+        find_credentials("a.example")
 
 
 def test_helper_without_credentials_means_anonymous(

@@ -393,6 +393,25 @@ def test_missing_tag_names_the_command_that_lists_tags(registry: Registry, tmp_p
     assert raised.value.hint == f"trtspec list oci://{registry.host}/team/tiny shows its tags"
 
 
+def test_missing_digest_is_explained(registry: Registry, tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match="push prints the digest of an address as `digest`"):
+        pull_artifact(f"oci://{registry.host}/t/t@sha256:{'0' * 64}", lambda *_: tmp_path / "out", patience=QUICK)
+
+
+@pytest.mark.parametrize("port", [0, 65536, 99999])
+def test_impossible_port_is_refused(port: int, tmp_path: Path) -> None:
+    with pytest.raises(TrtspecError, match="is not oci://HOST/NAME:TAG"):
+        pull_artifact(f"oci://localhost:{port}/t/t:v1", lambda *_: tmp_path / "out", patience=QUICK)
+
+
+def test_first_request_is_repeated_if_the_registry_replies(registry: Registry, tmp_path: Path) -> None:
+    registry.faults = [Fault("GET", times=99, status=503)]
+    with pytest.raises(RegistryError, match=f"gave up after {QUICK.attempts} attempts"):
+        pull_artifact(f"oci://{registry.host}/t/t:v1", lambda *_: tmp_path / "out", patience=QUICK)
+    with pytest.raises(RegistryError, match="gave up after 3 attempts"):
+        pull_artifact("oci://127.0.0.1:1/t/t:v1", lambda *_: tmp_path / "out", patience=QUICK)
+
+
 def test_forgotten_upload_of_a_small_file_is_repeated(registry: Registry, tmp_path: Path) -> None:
     root = write_artifact(tmp_path / "small", SMALL)
     registry.faults.append(Fault(r"PUT .*uploads", times=2, status=404))

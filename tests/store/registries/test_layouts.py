@@ -140,11 +140,47 @@ def test_tar_with_a_large_extended_header_takes_no_memory(tmp_path: Path, monkey
         ("a/b", ("a/b", "latest")),
         ("///a/b.tar:x", ("/a/b.tar", "x")),
         ("/a:b/c", ("/a:b/c", "latest")),
+        (f"a@sha256:{'0' * 64}", ("a", f"sha256:{'0' * 64}")),
+        ("~/a:v1", ("/home/user/a", "v1")),
     ],
 )
-def test_addresses(rest: str, expected: tuple[str, str]) -> None:
+def test_addresses(rest: str, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/user")
     path, tag = parse_address(rest)
     assert (str(path), tag) == expected
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["", "/", "//host/a:v1", "a:", "a:\N{LATIN SMALL LETTER E WITH ACUTE}", "a:v 1", "a@sha256:12", "a@sha256:12:v1"],
+)
+def test_malformed_addresses(rest: str) -> None:
+    with pytest.raises(TrtspecError, match="is not file:PATH:TAG"):
+        parse_address(rest)
+
+
+def test_artifact_is_pulled_by_its_digest_but_not_pushed_to_one(built: Path, tmp_path: Path) -> None:
+    pushed = push_artifact(built, f"file:{tmp_path}/layout:v1")
+    address = f"file:{tmp_path}/layout@{pushed.digest}"
+    assert pull_artifact(address, lambda *_: tmp_path / "out").manifest == pushed.manifest
+    with pytest.raises(TrtspecError, match="to a tag, not to a digest"):
+        push_artifact(built, address)
+
+
+def test_layout_is_not_mixed_with_other_files(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(built.iterdir())
+    with pytest.raises(TrtspecError, match="the directory contains"):
+        push_artifact(built, f"file:{built}:v1")
+    assert sorted(built.iterdir()) == before
+    (tmp_path / "layout").mkdir()
+    (tmp_path / "layout" / ".gitignore").touch()
+    monkeypatch.chdir(tmp_path / "layout")
+    push_artifact(built, "file:.:v1")
+    assert (tmp_path / ".layout.lock").exists()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
+    for address in (f"file:{tmp_path}/nowhere:v1", f"file:{tmp_path}/nowhere/a.tar:v1"):
+        with pytest.raises(TrtspecError, match="cannot be created"):
+            push_artifact(built, address)
 
 
 def test_file_that_is_read_again_while_its_end_is_hashed_is_unchanged(

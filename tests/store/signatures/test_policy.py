@@ -109,6 +109,9 @@ def test_location_has_to_be_the_signed_one(built: Path, signer: KeySigner, keys:
     at = "oci://example.com/team/tiny"
     sign_directory(built, signer, location=f"{at}:v1")
     assert check(built, policy, location=f"{at}@sha256:{'0' * 64}")
+    assert check(built, policy, location=f"{at}:v1@sha256:{'0' * 64}")
+    with pytest.raises(SignatureRefused, match="signed for"):
+        check(built, policy, location=f"{at}:v2@sha256:{'0' * 64}")
     with pytest.raises(SignatureRefused, match="signed for"):
         check(built, policy, location=f"oci://example.com/other/tiny@sha256:{'0' * 64}")
 
@@ -169,6 +172,39 @@ def test_all_problems_of_a_policy_are_reported_with_their_positions(tmp_path: Pa
         (7, "provenance.minimum_versions.trtspec"): "'new' is not a version",
         (8, "bom"): "expected true or false, got the string 'maybe'",
     }
+
+
+@pytest.mark.parametrize(
+    ("rules", "path", "message"),
+    [
+        ("provenance:", "provenance", "it has no value"),
+        ("provenance: {builders: }", "provenance.builders", "it has no value"),
+        ("provenance: {minimum_versions: null}", "provenance.minimum_versions", "it has no value"),
+        ("signed: {max_age: ~}", "signed.max_age", "it has no value"),
+        ("signed: {max_age: 0d}", "signed.max_age", "'0d' is not an age"),
+        ("signed: {not_before: '0001-01-01T00:00:00+14:00'}", "signed.not_before", "is not a time"),
+        ("artifact: {names: }", "artifact.names", "it has no value"),
+        ("trusted_root:", "trusted_root", "it has no value"),
+        ("trusted_root: none.json", "trusted_root", "none.json: the file does not exist"),
+    ],
+)
+def test_rule_that_would_require_nothing_is_refused(
+    keys: Path, tmp_path: Path, rules: str, path: str, message: str
+) -> None:
+    with pytest.raises(RecipeError) as error:
+        load_policy(write_policy(tmp_path, keys, rules))
+    (found,) = error.value.diagnostics
+    assert (found.path, message in found.message) == (path, True)
+
+
+@pytest.mark.parametrize("time", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+def test_impossible_time_of_a_signature_is_refused(
+    built: Path, signer: KeySigner, policy: Policy, monkeypatch: pytest.MonkeyPatch, time: str
+) -> None:
+    monkeypatch.setattr("trtspec.store.signatures.sign._time", lambda now: time)
+    sign_directory(built, signer)
+    with pytest.raises(SignatureRefused, match="its time is not valid"):
+        check_directory(built, policy)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,27 @@ def test_tag_changes_only_after_its_signatures_are_there(registry: Registry, sig
     assert listed.signatures == 1
 
 
+def test_endless_list_of_referrers_ends(registry: Registry, built: Path, policy: Policy) -> None:
+    address = f"oci://{registry.host}/team/tiny:v1"
+    digest = push_artifact(built, address, patience=QUICK).digest
+    link = {"Link": f'</v2/team/tiny/referrers/{digest}>; rel="next"', "Content-Length": "16"}
+    registry.faults = [Fault("GET .*/referrers/", times=10_000, status=200, headers=link, extra=b'{"manifests":[]}')]
+    with pytest.raises(SignatureRefused, match="it is not signed"):
+        check_location(address, policy, patience=QUICK)
+    assert len(registry.requests("GET .*/referrers/")) < 1000
+
+
+def test_foreign_entries_of_an_index_are_kept(registry: Registry, built: Path, signer: KeySigner) -> None:
+    address = f"oci://{registry.host}/team/tiny:v1"
+    digest = push_artifact(built, address, patience=QUICK).digest
+    foreign = {"mediaType": INDEX_TYPE, "digest": f"sha256:{'0' * 64}", "size": 2, "data": "e30=", "urls": []}
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [foreign]}
+    registry.manifests["team/tiny", digest.replace(":", "-")] = json.dumps(index).encode()
+    sign_location(address, signer, patience=QUICK)
+    entries = json.loads(registry.manifests["team/tiny", digest.replace(":", "-")])["manifests"]
+    assert (entries[0], len(entries)) == (foreign, 2)
+
+
 def test_lying_registry_is_refused(registry: Registry, signed: Path, policy: Policy) -> None:
     address = f"oci://{registry.host}/team/tiny:v1"
     push_artifact(signed, address, patience=QUICK)

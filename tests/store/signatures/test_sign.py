@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles of key pairs, read by other implementations: sigstore's models, securesystemslib, in-toto's protobuf."""
+"""Bundles of key pairs, read by other implementations: sigstore's clients, securesystemslib, in-toto's protobuf."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import base64
 import hashlib
 import json
 import stat
+import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from tests._support.npm import Unavailable, modules
 from tests.store.registries.artifacts import DRAFT, contents, make_artifact
 from tests.store.signatures.conftest import make_key
 from trtspec.core.errors import DigestMismatch, TrtspecError
@@ -20,6 +22,7 @@ from trtspec.store.registries.push import push_artifact
 from trtspec.store.signatures.keys import KeySigner, load_signer
 from trtspec.store.signatures.sign import sign_directory
 
+SCRIPTS = Path(__file__).with_name("javascript")
 EXPECTED_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 
@@ -52,6 +55,29 @@ def test_bundle_is_read_by_sigstore_and_securesystemslib(signed: Path, keys: Pat
         }
         with nullcontext() if is_valid else pytest.raises(VerificationError):
             Envelope.from_dict(document).verify([key], 1)
+
+
+@pytest.fixture(scope="module")
+def javascript() -> Path:
+    """The npm packages of Sigstore's JavaScript client."""
+    try:
+        return modules(SCRIPTS)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_bundle_is_verified_by_sigstores_javascript_client(
+    javascript: Path, signed: Path, keys: Path, tmp_path: Path
+) -> None:
+    changed = json.loads(only_bundle(signed))
+    payload = base64.b64decode(changed["dsseEnvelope"]["payload"]).replace(b'"manifest.json"', b'"manifest.jsoN"')
+    changed["dsseEnvelope"]["payload"] = base64.b64encode(payload).decode()
+    (tmp_path / "changed").write_text(json.dumps(changed))
+    release, (bundle,) = keys / "release.pub", (signed / "attestations").glob("*.sigstore.json")
+    pairs = [release, bundle, keys / "other.pub", bundle, release, tmp_path / "changed"]
+    command = ["node", SCRIPTS / "verify.js", javascript, *pairs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["verified", "SIGNATURE_ERROR", "SIGNATURE_ERROR"]
 
 
 def test_statement_is_read_by_intotos_protobuf_and_has_both_manifests(signed: Path, tmp_path: Path) -> None:

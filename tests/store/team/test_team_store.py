@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -239,6 +240,29 @@ def test_environment(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TRTSPEC_REMOTE", "/srv/team")
     with pytest.raises(TrtspecError, match="TRTSPEC_REMOTE: '/srv/team' is not the address"):
         open_store()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("oci://x", "is not oci://HOST/NAME:TAG"),
+        ("file:", "is not file:PATH:TAG"),
+        ("s3://x/../y", "is not s3://BUCKET/PREFIX:TAG"),
+        ("hf:owner/name", "cannot be a team store"),
+        ("file:a.tar", "cannot be a team store"),
+        ("file:/b/a.tar:v1", "cannot be a team store"),
+    ],
+)
+def test_unusable_address_is_an_error(monkeypatch: pytest.MonkeyPatch, address: str, message: str) -> None:
+    monkeypatch.setenv("TRTSPEC_REMOTE", address)
+    with pytest.raises(TrtspecError, match=f"TRTSPEC_REMOTE: {re.escape(repr(address))} {message}"):
+        open_remote()
+
+
+def test_warning_has_no_hint(caplog: pytest.LogCaptureFixture) -> None:
+    TeamStore("file:").find(["0" * 64])
+    assert "'file:' is not file:PATH:TAG" in caplog.text
+    assert "hint" not in caplog.text
 
 
 def test_plan_shows_what_the_team_store_has(machines: Machines) -> None:

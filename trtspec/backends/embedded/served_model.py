@@ -26,7 +26,7 @@ from trtspec.kernels.verifier import candidate_libraries
 from trtspec.serving.triton.nvidia_compat import GUIDES
 from trtspec.serving.triton.python_models import metrics as known
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
-from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher
+from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DisconnectCheck, DrainWatcher
 from trtspec.serving.triton.python_models.metrics import EngineMetrics, RequestMetrics
 from trtspec.serving.triton.python_models.responses import Responder
 from trtspec.serving.triton.python_models.tensors import (
@@ -71,19 +71,23 @@ class TritonPythonModel:
         self.shutdown = DrainWatcher(args["model_repository"])
         self.channels = TokenChannels(pb_utils, self.lock, self.shutdown)
         self.by_id: weakref.WeakValueDictionary[str, Generation] = weakref.WeakValueDictionary()
+        self.engine = self.open_engine(settings, Path(args["model_repository"]).parents[1])
+        self.metrics = EngineMetrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
+        self.engine.set_step_callback(self.channels.flush)
+        self.engine.set_draft_failure_callbacks(self.metrics.fallback, self.metrics.breaker)
+
+    def open_engine(self, settings: Settings, artifact: Path) -> Engine:
+        """Return the engine of an artifact, warmed up if its settings require that."""
         engine_settings = EngineSettings.from_json(settings.parameter("engine_settings"))
-        artifact = Path(args["model_repository"]).parents[1]
-        self.engine = Engine(
+        engine = Engine(
             settings.required_path("gpt_model_path"),
             settings.path("draft_model_path"),
             replace(engine_settings, kernels=candidate_libraries(artifact)),
             settings.path("tokenizer_dir"),
         )
         if settings.flag("warmup"):  # Triton's own warm-up does not wait for responses of decoupled models
-            warm_up(self.engine)
-        self.metrics = EngineMetrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
-        self.engine.set_step_callback(self.channels.flush)
-        self.engine.set_draft_failure_callbacks(self.metrics.fallback, self.metrics.breaker)
+            warm_up(engine)
+        return engine
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         texts = [request for request in requests if not (self.decoupled and self.channels.opens(request))]
@@ -115,7 +119,7 @@ class TritonPythonModel:
                 parsed = self.read(inputs)
                 generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
                 if generation.streaming and not parsed.return_log_probs and not parsed.return_logits:
-                    generation.channel = self.channels.stream(inputs.parameters)
+                    generation.use_channel(self.channels.stream(inputs.parameters))
                 generation.unsent = UnsentTokens(inputs, parsed.prompt_ids, streaming=generation.streaming)
                 self.by_id[request.request_id()] = generation
                 generation.begin(self.engine.submit(parsed, generation.on_update))
@@ -163,7 +167,14 @@ class Generation:
         self.channel: TokenStream | None = None
         self.handle: RequestHandle | None = None
         # polled in a separate thread: each poll is a message to the server, during which the engine would wait
-        self.watch = departures.watch(responder.is_cancelled, self.drop)
+        self.is_cancelled = DisconnectCheck(responder.is_cancelled)
+        self.watch = departures.watch(self.is_cancelled, self.drop)
+
+    def use_channel(self, channel: TokenStream | None) -> None:
+        """Send new tokens to a channel, if there is one."""
+        self.channel = channel
+        if channel is not None:
+            self.is_cancelled.has_left = channel.has_left
 
     def begin(self, handle: RequestHandle) -> None:
         """Store the handle that can cancel the request; cancel it at once if the client has already disconnected."""

@@ -171,7 +171,12 @@ def roll_back(journal: DeploymentJournal, on_event: OnEvent) -> dict[str, Any]:
         _check_runs(record)
         before, source = previous_revision(journal, record)
         options = DeployOptions(
-            name=journal.name, host=record.host, openai_host=record.openai_host, shares=(100,), skip_gates=GATES
+            name=journal.name,
+            host=record.host,
+            openai_host=record.openai_host,
+            shares=(100,),
+            skip_gates=GATES,
+            on_event=on_event,
         )
         artifact = load_artifact(revision_dir(journal, before) / "artifact")
         rolled = _run_rollout(journal, record, artifact, options, before=before, source=source)

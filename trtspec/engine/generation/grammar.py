@@ -72,10 +72,6 @@ class GrammarMatcher:
         """Return whether the text satisfies the grammar and cannot continue."""
         return self.error is None and self._matcher.is_stopped()
 
-    def may_end(self, token: int) -> bool:
-        """Return whether a token is an end id and the grammar accepts the text."""
-        return token in self._ends and self.error is None and self._matcher.is_accepting()
-
     def forced(self) -> list[int]:
         """Return the tokens of the only possible continuation, as the tokenizer encodes it; usually none."""
         if self.error or self.is_complete:

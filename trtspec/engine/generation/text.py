@@ -61,6 +61,9 @@ class TextStream:
 
     def add(self, ids: Sequence[int], *, last: bool) -> tuple[str, int]:
         """Return (complete text, its number of tokens) after adding `ids`; with `last`, return everything left."""
+        if not self._held and ids and (text := self._tokenizer.join_texts(ids)) is not None:
+            self._begun = True
+            return text, len(ids)
         shown = [*self._held, *ids]
         until = len(shown) if last else self._tokenizer.complete_len(shown)
         if until < len(shown) or self._held:

@@ -15,25 +15,24 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from threading import Lock
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import store_dir
 from trtspec.core.processes import die_with_parent, sigterm_as_interrupt
 from trtspec.fleet.labels import Node
-from trtspec.fleet.pool import Advanced, Event, Finished, Lost, Message, Pool, PoolKind, PoolOptions, Started, Task
-from trtspec.fleet.worker import run_step
-from trtspec.store.step import Step, StepProgress
+from trtspec.fleet.pool import Event, Finished, Lost, Pool, PoolKind, PoolOptions, Started, Task
+from trtspec.fleet.worker import SentProgress, run_step
 from trtspec.store.store import Store
 from trtspec.store.team.environment import open_remote
 
 NAME = "local"
 MAX_WORKERS = 256
 STOP_S = 10.0  # for a step to clean up after SIGTERM, before SIGKILL
-REPORT_S = 0.1
+REPORT_S = 0.1  # between two reports of a step's progress
 
 
 @dataclass
@@ -160,26 +159,6 @@ def stop(processes: Sequence[BaseProcess], *, busy: bool) -> None:
         process.close()
 
 
-class _Reporter(StepProgress):
-    """Sends a step's progress to the driver, at most every REPORT_S; steps report from several threads."""
-
-    def __init__(self, step: Step, connection: Connection) -> None:
-        self._key, self._connection = step.key, connection
-        self._bytes, self._sent_at = 0, time.monotonic()
-        self._lock = Lock()
-
-    def advance(self, n_bytes: int) -> None:
-        with self._lock:
-            self._bytes += n_bytes
-            if self._bytes and time.monotonic() - self._sent_at >= REPORT_S:
-                _send(self._connection, Advanced(self._key, self._bytes))
-                self._bytes, self._sent_at = 0, time.monotonic()
-
-    def set_message(self, text: str) -> None:
-        with self._lock:
-            _send(self._connection, Message(self._key, text))
-
-
 def serve(connection: Connection, store: Path, parent: int) -> None:
     """Run the steps that arrive on a connection until it closes; the main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which stops its workers
@@ -190,8 +169,8 @@ def serve(connection: Connection, store: Path, parent: int) -> None:
             while True:
                 step, devices = pickle.loads(connection.recv_bytes())
                 _send(connection, Started(step.key, NAME))
-                reporter = _Reporter(step, connection)
-                outcome = run_step(step, opened, NAME, lambda total, reporter=reporter: reporter, devices)  # type: ignore[misc]
+                progress = SentProgress(step, partial(_send, connection), REPORT_S)
+                outcome = run_step(step, opened, NAME, lambda total, progress=progress: progress, devices)  # type: ignore[misc]
                 _send(connection, Finished(step.key, outcome))
         except (EOFError, OSError, KeyboardInterrupt):
             return

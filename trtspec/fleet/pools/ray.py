@@ -20,29 +20,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any, TypeVar
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.core.paths import store_dir
 from trtspec.fleet.labels import Node, Requirement
-from trtspec.fleet.pool import (
-    Advanced,
-    Event,
-    Failure,
-    Finished,
-    Lost,
-    Message,
-    Outcome,
-    Pool,
-    PoolKind,
-    PoolOptions,
-    Started,
-    Task,
-)
-from trtspec.fleet.worker import code_digest, run_step
-from trtspec.store.step import Step, StepProgress
+from trtspec.fleet.pool import Event, Failure, Finished, Lost, Outcome, Pool, PoolKind, PoolOptions, Started, Task
+from trtspec.fleet.worker import SentProgress, code_digest, run_step
+from trtspec.store.step import Step
 from trtspec.store.store import Store
 from trtspec.store.team.environment import open_remote
 
@@ -50,7 +37,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_S, START_S, PROBE_S, CALL_S = 5.0, 60.0, 90.0, 30.0
 STOP_S = 10.0  # for steps to clean up, before their processes are killed
-REPORT_S = 0.5
+REPORT_S = 0.5  # between two reports of a step's progress
 OBJECT_STORE_BYTES = 100 << 20  # outputs move through the store: results are a few hundred bytes
 LOOPBACK = "127.0.0.1"
 REMOTE = "TRTSPEC_REMOTE"
@@ -87,24 +74,6 @@ class Board:
         return events
 
 
-class _Reporter(StepProgress):
-    """Sends a step's progress to the board, at most every REPORT_S; steps report from several threads."""
-
-    def __init__(self, step: Step, board: Any) -> None:
-        self._key, self._board = step.key, board
-        self._bytes, self._sent_at, self._lock = 0, time.monotonic(), Lock()
-
-    def advance(self, n_bytes: int) -> None:
-        with self._lock:
-            self._bytes += n_bytes
-            if self._bytes and time.monotonic() - self._sent_at >= REPORT_S:
-                self._board.put.remote(Advanced(self._key, self._bytes))
-                self._bytes, self._sent_at = 0, time.monotonic()
-
-    def set_message(self, text: str) -> None:
-        self._board.put.remote(Message(self._key, text))
-
-
 def probe(token: str) -> Site:
     """Return the facts of the node that runs this task; `token` is a file in the driver's store."""
     shares = (store_dir() / token).exists()
@@ -137,7 +106,7 @@ def run_task(step: Step, code: str, remote: str, board: Any) -> Outcome:
     board.put.remote(Started(step.key, node))
     devices = tuple(context.get_accelerator_ids().get("GPU", ()))
     store = Store(store_dir(), remote=open_remote())
-    return run_step(step, store, node, lambda total: _Reporter(step, board), devices)
+    return run_step(step, store, node, lambda total: SentProgress(step, board.put.remote, REPORT_S), devices)
 
 
 SAME_HINT = f"install the same trtspec ({__version__}) on all nodes, and restart Ray there"

@@ -148,21 +148,12 @@ def _rounded(value: Any) -> Any:
 
 
 @cache
-def _rules() -> dict[str, tuple[AdviceRule, ...]]:
+def advice_rules() -> dict[str, tuple[AdviceRule, ...]]:
+    """Return the rules that decide on speculation, "speculate", and the rules that select the "methods" to try."""
     from pydantic import TypeAdapter
 
     found = load_package_yaml(Path(__file__).with_name("rules.yaml"))
     return TypeAdapter(dict[str, tuple[AdviceRule, ...]]).validate_python(found)
-
-
-def speculate_rules() -> tuple[AdviceRule, ...]:
-    """Return the rules that decide on speculation."""
-    return _rules()["speculate"]
-
-
-def method_rules() -> tuple[AdviceRule, ...]:
-    """Return the rules that select the methods to try."""
-    return _rules()["methods"]
 
 
 @dataclass(frozen=True)
@@ -203,14 +194,14 @@ class Advice:
 
 def advise(answers: AdvisorFacts, notes: Sequence[str] = ()) -> Advice:
     """Return the advice that the rules give for known facts; `notes` are passed on to the result."""
-    known = with_derived(answers)
-    fired = [rule for rule in speculate_rules() if rule.fires(known)]
+    known, rules = with_derived(answers), advice_rules()
+    fired = [rule for rule in rules["speculate"] if rule.fires(known)]
     decided = min(fired, key=_rank)
-    tried = next(rule for rule in method_rules() if rule.fires(known))
+    tried = next(rule for rule in rules["methods"] if rule.fires(known))
     values = {name: each.value for name, each in known.items()}
     methods = tuple(method.format_map(values) for method in tried.methods)
-    before = takewhile(lambda rule: rule is not tried, method_rules()) if decided.says != "no" else ()
-    stronger = [rule for rule in speculate_rules() if _rank(rule) < _rank(decided)]
+    before = takewhile(lambda rule: rule is not tried, rules["methods"]) if decided.says != "no" else ()
+    stronger = [rule for rule in rules["speculate"] if _rank(rule) < _rank(decided)]
     return Advice(
         answers=known,
         speculate=decided.says,

@@ -97,7 +97,7 @@ class TokenChannel:
         request.parameters[CHANNEL_PARAMETER].string_param = self._name
         self._call = stub.ModelStreamInfer()
         self._socket: socket.socket | None = None
-        self._transport: asyncio.BaseTransport | None = None
+        self._transport: asyncio.WriteTransport | None = None
         self._refused_at = float("-inf")
         self._task = asyncio.ensure_future(self._read(request))
 
@@ -118,8 +118,11 @@ class TokenChannel:
         self._streams[self._next] = StreamInbox(self._next, push)
         return self._streams[self._next]
 
-    def leave(self, inbox: StreamInbox) -> None:
+    def leave(self, inbox: StreamInbox, *, has_ended: bool) -> None:
+        """Drop a stream's further tokens; the model is told at once if the stream has not ended."""
         self._streams.pop(inbox.number, None)
+        if not has_ended and self._transport is not None:
+            self._transport.write(array("i", [inbox.number]).tobytes())
 
     async def close(self) -> None:
         self._task.cancel()

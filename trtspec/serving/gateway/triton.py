@@ -350,7 +350,7 @@ class TritonClient:
                     if not last.done():
                         raise _broken()
         finally:
-            channel.leave(inbox)
+            channel.leave(inbox, has_ended=last.done())
             last.cancel()
 
     async def _rest(self, inbox: StreamInbox) -> None:

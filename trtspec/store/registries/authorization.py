@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from trtspec.core.errors import TrtspecError
 from trtspec.store.registries.credentials import Credentials
@@ -86,7 +86,7 @@ class Authorization:
         else:
             query = urlencode([*service.items(), *(("scope", each) for each in scopes)])
             headers = {"Authorization": credentials.basic} if credentials else {}
-            url = f"{realm}{'&' if urlsplit(realm).query else '?'}{query}"
+            url = f"{realm}{'&' if '?' in realm else '?'}{query}"
             reply = request("GET", url, headers, b"")
         return self._token(reply)
 

@@ -28,6 +28,8 @@ from trtspec.core.paths import cache_dir
 from trtspec.store.digest import dump_checksummed, load_checksummed
 from trtspec.store.file_records import FileRecord
 
+PART_PIECE_BYTES = 256 << 10  # of each thread that sends a part of a file
+
 OnBytes = Callable[[int], None]
 
 
@@ -80,7 +82,7 @@ class BlobSource:
         """
         digest = SegmentsDigest()
         expected = self.record.segments[begin // SEGMENT_BYTES : segment_count(end)]
-        for piece in read_chunks(self._file.fileno(), begin, end):
+        for piece in read_chunks(self._file.fileno(), begin, end, new_buffers(1, PART_PIECE_BYTES)):
             digest.update(piece)
             if not begin + digest.position < end and digest.segments != expected:
                 raise self._changed()
@@ -101,6 +103,8 @@ class BlobSource:
     def sha256(self, *, is_counted: bool = True) -> str:
         """Return the SHA-256 of the whole file, in hex; raises DigestMismatch if the file differs from its record."""
         self._hash_until(self.record.size, is_counted=is_counted)
+        self._digest.finish()
+        self._buffers = new_buffers()  # which take no memory until they are used
         size = os.fstat(self._file.fileno()).st_size
         if size != self.record.size or self._digest.segments != self.record.segments:
             raise self._changed()
@@ -152,7 +156,7 @@ class BlobIndex:
             with file_lock(self._path.with_suffix(".lock"), timeout_s=60):
                 rest = {blake3: each for blake3, each in self._load().items() if blake3 not in new}
                 kept = dict(list({**rest, **new}.items())[-MAX_BLOBS:])
-                replace_file(self._path, dump_checksummed(KNOWN_SCHEMA, {"blobs": kept}))
+                replace_file(self._path, dump_checksummed(KNOWN_SCHEMA, {"blobs": kept}), durable=False)
 
     def _load(self) -> dict[str, list[str]]:
         return dict((load_checksummed(KNOWN_SCHEMA, self._path) or {"blobs": {}})["blobs"])

@@ -74,14 +74,14 @@ def _configurations(environment: Mapping[str, str]) -> Iterator[tuple[str, dict[
             raise TrtspecError(describe_read_error(error), where=str(path), hint="docker login writes it") from error
 
 
-def _parse(where: str, data: bytes) -> dict[str, Any]:
+def _parse(where: str, data: bytes, hint: str = "docker login writes it") -> dict[str, Any]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         # No part of the content is repeated: it contains secrets.
-        raise TrtspecError("not a JSON object", where=where, hint="docker login writes it")
+        raise TrtspecError("not a JSON object", where=where, hint=hint)
     return document
 
 
@@ -91,10 +91,10 @@ def _in_configuration(where: str, config: Mapping[str, Any], host: str) -> Crede
     for name in names:
         if isinstance(helpers, dict) and isinstance(helper := helpers.get(name), str):
             return _from_helper(where, helper, name)
-    auths = config.get("auths")
-    for name in names:
-        if isinstance(auths, dict) and isinstance(entry := auths.get(name), dict) and (found := _from_entry(entry)):
-            return found
+    auths = found if isinstance(found := config.get("auths"), dict) else {}
+    for name in (*names, *_old_names(auths, host)):
+        if isinstance(entry := auths.get(name), dict) and (known := _from_entry(entry)):
+            return known
     if isinstance(store := config.get("credsStore"), str) and store:
         return next(filter(None, (_from_helper(where, store, name) for name in names)), None)
     return None
@@ -105,6 +105,11 @@ def _names(host: str) -> list[str]:
     if host == DOCKER_HUB:
         return [DOCKER_HUB_KEY, "index.docker.io", DOCKER_HUB]
     return [host, f"https://{host}", f"https://{host}/"]
+
+
+def _old_names(auths: Mapping[str, Any], host: str) -> list[str]:
+    """Return the URLs of a host, such as https://HOST/v1/, under which old versions of docker store credentials."""
+    return [name for name in auths if re.fullmatch(rf"https?://{re.escape(host)}(/.*)?", name)]
 
 
 def _from_entry(entry: Mapping[str, Any]) -> Credentials | None:
@@ -133,13 +138,15 @@ def _from_helper(where: str, helper: str, name: str) -> Credentials | None:
         raise TrtspecError(
             f"{program} is not installed", where=where, hint="install it, or docker login again"
         ) from None
+    except OSError as error:
+        raise TrtspecError(f"{program} cannot be started: {error.strerror}", where=where, hint=hint) from None
     except subprocess.TimeoutExpired:
         raise TrtspecError(f"{program} did not reply within {HELPER_TIMEOUT_S:.0f} s", where=where, hint=hint) from None
     if done.returncode:
         if b"credentials not found" in done.stdout + done.stderr:
             return None
         raise TrtspecError(f"{program} failed with exit status {done.returncode}", where=where, hint=hint)
-    answer = _parse(program, done.stdout[:MAX_CONFIG_BYTES])
+    answer = _parse(program, done.stdout[:MAX_CONFIG_BYTES], hint)
     username, secret = answer.get("Username"), answer.get("Secret")
     if not isinstance(username, str) or not isinstance(secret, str):
         raise TrtspecError(f"{program} returned no Username and Secret", where=where, hint=hint)

@@ -17,6 +17,8 @@ from trtspec.store.registries.http_client import Broken
 from trtspec.store.registries.modelpack import Descriptor, check_digest
 from trtspec.store.registries.repository import Repository
 
+BUFFER_BYTES = 512 << 10
+
 
 def fetch_document(repository: Repository, where: str, what: str, blob: Descriptor) -> bytes:
     """Return the verified bytes of a document; raises TrtspecError if it is larger than MAX_BYTES."""
@@ -77,7 +79,7 @@ class Download:
         self._repository, self._blob, self._record, self._on_bytes = repository, blob, record, on_bytes
         self._file, self._writer = file, SequentialWriter(file.fileno())
         self._digest, self._verified = BackgroundDigest(with_sha256=False), 0  # the number of verified segments
-        self._buffers = new_buffers()
+        self._buffers = new_buffers(nbytes=BUFFER_BYTES)
         self._buffer, self._gathered = next(self._buffers), 0
 
     def run(self) -> None:

@@ -9,21 +9,23 @@ headers nor queries of URLs, because upload addresses and redirects may contain 
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import random
 import re
 import socket
 import ssl
+import string
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Protocol
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from trtspec.core.diagnostics import escape_unprintable
@@ -77,15 +79,18 @@ class Patience:
 
 
 class Attempts:
-    """Counter of failed attempts in sequence; `failed` pauses, or raises RegistryError after the last one."""
+    """Counter of failed attempts in sequence; `failed` pauses, or raises RegistryError after the last one.
 
-    def __init__(self, patience: Patience, stopped: threading.Event, where: str) -> None:
-        self._patience, self._stopped, self._where = patience, stopped, where
+    `limit` returns the number of attempts, which may change while they are made.
+    """
+
+    def __init__(self, patience: Patience, stopped: threading.Event, where: str, limit: Callable[[], int]) -> None:
+        self._patience, self._stopped, self._where, self._limit = patience, stopped, where, limit
         self._count = 0
 
     def failed(self, error: Broken) -> None:
         self._count += 1
-        if self._count >= self._patience.attempts:
+        if self._count >= self._limit():
             message = f"{error}; gave up after {self._count} attempts"
             raise RegistryError(message, where=self._where, hint="try again later; the transfer continues where it was")
         pause = self._patience.pause_s(self._count - 1, error.wait_s)
@@ -146,10 +151,8 @@ class RegistryClient:
 
     def attempts(self, where: str) -> Attempts:
         """Return a counter of attempts; a registry that has never replied gets few."""
-        patience = (
-            self.patience if self.has_replied else replace(self.patience, attempts=min(3, self.patience.attempts))
-        )
-        return Attempts(patience, self.stopped, where)
+        most = self.patience.attempts
+        return Attempts(self.patience, self.stopped, where, lambda: most if self.has_replied else min(3, most))
 
     def interrupt(self) -> None:
         """Shut down the connections of all threads, so that no thread waits for the registry."""
@@ -183,7 +186,7 @@ class RegistryClient:
             try:
                 reply = self.once(method, target, headers=headers, body=body, max_bytes=max_bytes, scope=scope)
                 if reply.status in TRANSIENT:
-                    raise Broken(f"HTTP status {reply.status}", retry_after_s(reply.headers))
+                    raise Broken(reason(reply), retry_after_s(reply.headers))
                 return reply
             except Broken as error:
                 attempts.failed(error)
@@ -305,7 +308,7 @@ class RegistryClient:
         location = response.getheader("Location", "")
         if not location or redirects > MAX_REDIRECTS:
             raise RegistryError("too many redirects" if location else "a redirect without Location", where=shown(url))
-        target = urljoin(url, location)
+        target = resolve(url, location)
         require_safe(target, self.origin)
         return target
 
@@ -386,6 +389,14 @@ class RegistryClient:
             connection.close()
 
 
+def read_explanation(response: HTTPResponse) -> bytes:
+    """Return the beginning of a body that explains a rejection, or b"" if it does not arrive."""
+    try:
+        return response.read(4096)
+    except (OSError, HTTPException, ValueError):
+        return b""
+
+
 def read_from(response: HTTPResponse, pieces: Iterable[bytes], offset: int) -> Iterator[bytes]:
     """Yield the bytes from `offset` of a reply to a request for this range; the server may have sent the whole.
 
@@ -451,6 +462,17 @@ def url_origin(url: str) -> str:
     return f"{parts.scheme}://{host}{port}"
 
 
+def resolve(url: str, location: str) -> str:
+    """Return the absolute URL of an address in a reply to `url`; raises RegistryError for a malformed one.
+
+    Bytes that are not allowed in a URL are quoted. http.client decodes headers as Latin-1.
+    """
+    try:
+        return quote(urljoin(url, location), safe=string.punctuation, encoding="latin-1", errors="replace")
+    except ValueError:
+        raise RegistryError("it refers to a malformed address", where=shown(url)) from None
+
+
 def require_safe(url: str, registry: str) -> None:
     """Raise RegistryError for a URL that a registry may not refer to.
 
@@ -481,6 +503,17 @@ def describe(error: BaseException) -> str:
         return f"its certificate is not valid: {error.verify_message}"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return escape_unprintable(f"the connection failed: {text}")[:300]
+
+
+def reason(reply: Reply) -> str:
+    """Return the status of a reply and the registry's explanation, which is untrusted text."""
+    try:
+        first = json.loads(reply.body)["errors"][0]
+        text = f"{first.get('code', '')}: {first.get('message', '')}".strip(": ")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        text = ""
+    status = f"HTTP status {reply.status}"
+    return f"{status}, {escape_unprintable(text[:200])}" if text else status
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float:

@@ -15,7 +15,7 @@ from trtspec.store.registries.modelpack import TITLE, parse_image_manifest, read
 from trtspec.store.registries.referrers import list_referrers
 from trtspec.store.registries.repository import Opening, Repository, open_location
 from trtspec.store.registries.transfer import OnProgress, transfer_all
-from trtspec.store.signatures.attestations import is_signature
+from trtspec.store.signatures.attached import is_signature
 
 MAX_SHOWN = 200
 

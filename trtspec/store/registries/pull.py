@@ -43,7 +43,8 @@ from trtspec.store.registries.modelpack import Package, parse_image_manifest, re
 from trtspec.store.registries.pulled import note_use, pulled_dir
 from trtspec.store.registries.repository import Opening, Repository, is_location, open_location
 from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
-from trtspec.store.signatures.attestations import fetch_attestations, read_attestations, write_attestations
+from trtspec.store.signatures.attached import fetch_attestations
+from trtspec.store.signatures.attestations import read_attestations, write_attestations
 from trtspec.store.signatures.evaluate import AcceptedSignature, SignedArtifact, check_signature
 from trtspec.store.signatures.policy import Policy
 from trtspec.store.store import Store

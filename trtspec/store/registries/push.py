@@ -8,6 +8,7 @@ SHA-256 first. Any other file is uploaded, hashed and compared with the artifact
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ from trtspec.store.registries.modelpack import (
 from trtspec.store.registries.repository import Opening, Repository, open_location
 from trtspec.store.registries.transfer import Meter, OnProgress
 from trtspec.store.registries.upload import Uploads, checked_sha256
-from trtspec.store.signatures.attestations import attach_attestations, read_attestations
+from trtspec.store.signatures.attached import attach_attestations
+from trtspec.store.signatures.attestations import read_attestations
 
 MAX_HINTS = 8  # tags whose manifests are read for the sizes of present files
 
@@ -82,6 +84,8 @@ def push_artifact(
     total). Raises DigestMismatch if a file differs from the manifest, and TrtspecError if the location does not accept
     the artifact. After an error nothing is visible at the address that was not visible before.
     """
+    if re.match("(oci|s3):/|(file|hf):", str(root)) and not root.exists():
+        raise TrtspecError("push takes a directory", where=str(root), hint="pull the artifact first")
     artifact, stopped, known = load_artifact(root, expected), Event(), BlobIndex()
     repository = open_location(address, Opening(True, patience or Patience(), stopped, known))
     try:

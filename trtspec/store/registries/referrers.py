@@ -111,9 +111,12 @@ def is_fallback_tag(tag: str) -> bool:
 
 def parse_index(where: str, data: bytes) -> list[Referrer]:
     """Return the referrers in an image index; raises TrtspecError for any other document."""
+    return read_referrers(_entries(where, data))
+
+
+def _entries(where: str, data: bytes) -> list[dict[str, Any]]:
     try:
-        entries = json.loads(data)["manifests"]
-        return read_referrers(entry for entry in entries if isinstance(entry, dict))
+        return [entry for entry in json.loads(data)["manifests"] if isinstance(entry, dict)]
     except (ValueError, RecursionError, LookupError, TypeError):
         raise TrtspecError("the list of referrers is not valid", where=where) from None
 
@@ -135,18 +138,17 @@ def add_to_index(where: str, manifest: bytes, read: Callable[[], bytes | None], 
     """Add a referrer to the index of its subject, which `read` returns, or None, and `write` replaces.
 
     Registries replace an index unconditionally, so another client that has read the old one can undo this. The index is
-    therefore read again after SETTLE_S, which is longer than such a client needs.
+    therefore read again after SETTLE_S, which is longer than such a client needs. Other entries are kept as they are.
     """
     entry = describe_referrer(manifest)
     for attempt in range(MAX_CONFLICTS):
         before = read()
-        entries = parse_index(where, before) if before is not None else []
-        if any(each.digest == entry["digest"] for each in entries):
+        entries = _entries(where, before) if before is not None else []
+        if any(each.get("digest") == entry["digest"] for each in entries):
             return
-        others = [each.model_dump(exclude_defaults=True) for each in entries]
-        write(render_index([*others, entry]))
+        write(render_index([*entries, entry]))
         time.sleep(SETTLE_S * (1 + attempt))
-    if entry["digest"] not in {each.digest for each in parse_index(where, read() or b"")}:
+    if entry["digest"] not in [each.get("digest") for each in _entries(where, read() or b"")]:
         raise TrtspecError("other clients replaced the list of referrers again and again", where=where)
 
 

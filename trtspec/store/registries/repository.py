@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 from trtspec.core.errors import TrtspecError
@@ -20,6 +21,7 @@ from trtspec.store.registries.http_client import Patience, RegistryError
 from trtspec.store.registries.modelpack import Descriptor
 
 LOCATIONS = "trtspec.store.registries.locations"
+DIGEST_HINT = "push prints the digest of an address as `digest`; --manifest takes the one of `manifest`"
 EXAMPLES = "e.g. oci://registry.example.com/team/model:v1 or file:models/layout:v1"
 
 
@@ -105,14 +107,21 @@ def open_location(address: str, opening: Opening) -> Repository:
 
 
 def check_address(address: str, where: str) -> None:
-    """Raise TrtspecError, which refers to `where`, if an address has no known scheme."""
+    """Raise TrtspecError, which refers to `where`, if an address has no known scheme or is malformed.
+
+    A location is not opened. Its module checks the address with the function `parse_address`, if it has one.
+    """
     try:
-        _find_location(address)
+        location = _find_location(address)
+        if parse := getattr(import_module(location.__module__), "parse_address", None):
+            parse(address.partition(":")[2])
     except TrtspecError as error:
         raise TrtspecError(error.message, where=where, hint=error.hint) from None
 
 
 def _find_location(address: str) -> Callable[[str, Opening], Any]:
+    if re.match(r"[A-Za-z0-9+.-]*:?//[^/@]*@(?!sha256:)", address):  # not repeated, because it may be a password
+        raise TrtspecError("an address may not contain a user or a password", hint="docker login HOST stores them")
     scheme, colon, _ = address.partition(":")
     if not colon or not re.fullmatch(r"[a-z][a-z0-9]*", scheme):
         raise TrtspecError(f"{address[:200]!r} is not the address of a registry or layout", hint=EXAMPLES)

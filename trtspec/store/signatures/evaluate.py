@@ -222,7 +222,7 @@ def _check_location(signed: _Signed, artifact: SignedArtifact, policy: Policy) -
     if not at:
         raise SignatureRefused("it names no location; sign with --location, or sign the location itself")
     repository, _, digest = artifact.location.partition("@")
-    same = at == artifact.location or (bool(digest) and at.rpartition(":")[0] == repository)
+    same = at == artifact.location or (bool(digest) and repository in (at, at.rpartition(":")[0]))
     if not same:
         raise SignatureRefused(f"signed for {escape_unprintable(at[:200])}, not for {artifact.location}")
     return (SignatureCheck("location", at),)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.core.errors import TrtspecError, describe_os_error_at
+from trtspec.core.errors import TrtspecError
 from trtspec.core.files import describe_read_error, read_bounded
 from trtspec.store.signatures.envelope import pre_authentication, render_bundle
 
@@ -120,7 +120,7 @@ def read_key_file(path: Path) -> bytes:
     except FileNotFoundError:
         raise TrtspecError("the key's file does not exist", where=str(path)) from None
     except OSError as error:
-        raise TrtspecError(describe_os_error_at(error, "") or describe_read_error(error), where=str(path)) from None
+        raise TrtspecError(describe_read_error(error), where=str(path)) from None
 
 
 def _read(reference: str) -> tuple[str, bytes]:
@@ -128,7 +128,8 @@ def _read(reference: str) -> tuple[str, bytes]:
         return reference, read_key_file(Path(reference))
     name = reference.removeprefix(ENVIRONMENT)
     if not os.environ.get(name):
-        raise TrtspecError(f"--key {reference}: the variable is empty or not set", hint=f"export {name} with the PEM")
+        hint = f"export {name or 'NAME'} with the PEM, and use env://{name or 'NAME'}"
+        raise TrtspecError(f"--key {reference}: the variable is empty or not set", hint=hint)
     return reference, os.environ[name].encode()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -45,21 +46,21 @@ def _time(text: str) -> str:
 
 def parse_age(text: str) -> timedelta:
     """Parse an age such as 30d, 12h or 2w."""
-    if not (match := re.fullmatch(r"([0-9]{1,6})([mhdw])", text)):
+    if not (match := re.fullmatch(r"([1-9][0-9]{0,5})([mhdw])", text)):
         raise refuse("bad-value", f"{text[:40]!r} is not an age", "e.g. 30d, 12h or 2w")
     return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
 
 
 def parse_time(text: str) -> datetime:
-    """Parse a date or a time with its zone, such as 2026-11-01 or 2026-11-01T00:00:00Z; a date begins in UTC."""
+    """Return, in UTC, a date or a time with its zone, such as 2026-11-01 or 2026-11-01T00:00:00Z."""
     form = r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-][0-9]{2}:[0-9]{2}))?"
     try:
         if not re.fullmatch(form, text):
             raise ValueError
         found = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
+        return found.astimezone(timezone.utc) if found.tzinfo else found.replace(tzinfo=timezone.utc)
+    except (ValueError, OverflowError):
         raise refuse("bad-value", f"{text[:40]!r} is not a time", "e.g. 2026-11-01T00:00:00Z") from None
-    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
 def _version(text: str) -> str:
@@ -126,6 +127,14 @@ class PolicyDocument(StrictModel):
     trusted_root: Annotated[str, Field(min_length=1)] | None = None
 
 
+_OPTIONAL = {
+    name
+    for section in (ArtifactSection, SignedSection, ProvenanceSection, PolicyDocument)
+    for name, field in section.model_fields.items()
+    if not field.is_required() and field.default is None
+}
+
+
 @dataclass(frozen=True)
 class AcceptedKey:
     """A key that may sign; `label` is the name of its file."""
@@ -172,9 +181,11 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
         raise_recipe_error(root.mark, "wrong-type", "a policy is a mapping of keys to values", EXAMPLE)
     document = _validate(root, diagnostics)
     signers = _load_signers(root, document, path, diagnostics) if document else ()
+    trusted_root = path.parent / document.trusted_root if document and document.trusted_root else None
+    if trusted_root and not trusted_root.is_file():
+        _report(root, ("trusted_root",), f"{trusted_root}: the file does not exist", None, diagnostics)
     if diagnostics or document is None:
         raise RecipeError(sort_diagnostics(diagnostics))
-    trusted_root = path.parent / document.trusted_root if document.trusted_root else None
     return Policy(path, document, signers, trusted_root)
 
 
@@ -199,8 +210,13 @@ def _read(path: Path) -> str:
 
 
 def _validate(root: RecipeNode, diagnostics: list[Diagnostic]) -> PolicyDocument | None:
+    content = plain(root)
+    for empty in _empty_keys(content):
+        _report(
+            root, empty, "it has no value, so it would require nothing", "remove the key, or add a value", diagnostics
+        )
     try:
-        return PolicyDocument.model_validate(plain(root))
+        return PolicyDocument.model_validate(content)
     except ValidationError as error:
         for finding in error.errors(include_url=False):
             path = tuple(str(part) for part in finding["loc"] if part != "[key]")
@@ -208,6 +224,14 @@ def _validate(root: RecipeNode, diagnostics: list[Diagnostic]) -> PolicyDocument
             mark = find_mark(root, "unknown-key" if code == "unknown-key" else "", path)
             diagnostics.append(Diagnostic(".".join(path), code, message, hint).at(mark))
         return None
+
+
+def _empty_keys(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of optional keys without a value below a node; the others are refused by their types."""
+    for name, value in content.items() if isinstance(content, dict) else ():
+        if value is None and name in _OPTIONAL:
+            yield (*path, name)
+        yield from _empty_keys(value, (*path, str(name)))
 
 
 def _explain(root: RecipeNode, finding: Any, path: tuple[str, ...]) -> tuple[str, str, str | None]:

@@ -22,11 +22,11 @@ from trtspec.store.registries.push import predict_image
 from trtspec.store.registries.referrers import list_referrers
 from trtspec.store.registries.repository import Opening, Repository, open_location
 from trtspec.store.registries.transfer import OnProgress
+from trtspec.store.signatures.attached import attach_bundle
 from trtspec.store.signatures.attestations import (
     BUNDLE_SUFFIX,
     DOCUMENTS,
     Attestations,
-    attach_bundle,
     bundle_name,
     read_attestations,
     write_attestations,

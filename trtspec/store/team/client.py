@@ -306,5 +306,5 @@ def _advancing(progress: StepProgress) -> Callable[[str, int, int], None]:
 
 
 def _describe(error: TrtspecError | OSError) -> str:
-    text = f"{error.where}: {error.message}" if isinstance(error, TrtspecError) and error.where else str(error)
+    text = str(error).partition("\nhint: ")[0] if isinstance(error, TrtspecError) else str(error)
     return escape_unprintable(text)[:500]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -32,4 +33,7 @@ def _open_team_store(address: str, mode: str) -> TeamStore:
         hint = did_you_mean(mode, MODES) or f"one of {', '.join(MODES)}"
         raise TrtspecError(f"unknown mode {mode[:100]!r}", where="TRTSPEC_REMOTE_MODE", hint=hint)
     check_address(address, "TRTSPEC_REMOTE")
+    if re.match(r"hf:|file:.*\.tar(:[^/]*)?$", address):  # locations without several tags
+        message, hint = f"{address[:200]!r} cannot be a team store", "use a registry, a bucket or a directory"
+        raise TrtspecError(message, where="TRTSPEC_REMOTE", hint=hint)
     return TeamStore(address, mode)

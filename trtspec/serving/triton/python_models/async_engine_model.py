@@ -22,7 +22,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import EngineRequest, SamplingOptions, TokenLimits, Update, check_request
 from trtspec.serving.triton.nvidia_compat import GRAMMARS, GUIDES
 from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
-from trtspec.serving.triton.python_models.interruptions import DrainWatcher
+from trtspec.serving.triton.python_models.interruptions import DisconnectCheck, DrainWatcher
 from trtspec.serving.triton.python_models.metrics import EngineMetrics
 from trtspec.serving.triton.python_models.responses import RequestCancelled, RequestLimit, Responder
 from trtspec.serving.triton.python_models.tensors import (
@@ -127,8 +127,11 @@ class AsyncEngineModel:
                     streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
                 unsent = UnsentTokens(inputs, asked.prompt_ids, streaming=streaming)
                 channel = self.channels.stream(inputs.parameters) if streaming else None
+                is_cancelled = DisconnectCheck(responder.is_cancelled, POLL_S)
+                if channel is not None:
+                    is_cancelled.has_left = channel.has_left
                 text.handed_over()
-                async for update in self.generate(asked, responder.is_cancelled):
+                async for update in self.generate(asked, is_cancelled):
                     text.updated(update)
                     if channel is not None and not update.finish_reason:
                         channel.add(update.new_ids, update.stats)

@@ -14,7 +14,9 @@ import socket
 import threading
 import time
 import traceback
+from array import array
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -97,10 +99,11 @@ class ChannelReader(PollingThread):
                 return None if channel is None else stream
         return None
 
-    def leave(self, stream: ReceivedStream) -> None:
+    def leave(self, stream: ReceivedStream, *, has_ended: bool) -> None:
+        """Drop a stream's further tokens; the model is told at once if the stream has not ended."""
         channel = self._open
         if channel is not None:
-            channel.leave(stream)
+            channel.leave(stream, has_ended=has_ended)
 
     def poll(self) -> None:
         """Close the channel if it had no stream at this poll and the one before."""
@@ -144,6 +147,7 @@ class _OpenChannel:
         request.parameters[CHANNEL_PARAMETER].string_param = self._name
         self._responses = server.ask(request, timeout_s=None)
         self._closed = threading.Event()
+        self._connection: socket.socket | None = None  # once the model sends tokens by it
         threading.Thread(target=self._run, name="token channel", daemon=True).start()
 
     def join(self, request: Any, receive: ReceiveFn) -> ReceivedStream | None:
@@ -166,9 +170,14 @@ class _OpenChannel:
             self.is_over = self.is_over or (was_idle and self._was_idle)
             return self.is_over
 
-    def leave(self, stream: ReceivedStream) -> None:
-        if self._streams.get(stream.number) is stream:  # another channel has the same numbers
-            del self._streams[stream.number]
+    def leave(self, stream: ReceivedStream, *, has_ended: bool) -> None:
+        if self._streams.get(stream.number) is not stream:  # another channel has the same numbers
+            return
+        del self._streams[stream.number]
+        connection = self._connection
+        if not has_ended and connection is not None:
+            with suppress(OSError):  # the model asks Triton after a while
+                connection.send(array("i", [stream.number]))
 
     def close(self) -> None:
         self._closed.set()
@@ -179,6 +188,7 @@ class _OpenChannel:
             connection = self._follow(self._responses)
             if connection is not None:
                 with connection:
+                    self._connection = connection
                     self._read(connection)
         except TrtspecError:  # the requests themselves fail too, with their own errors
             pass

@@ -157,12 +157,14 @@ class TritonPythonModel(ThreadedModel):
         stream = self.channel.join(request, receive) if self.streams_text(inputs) else None
         if stream is not None and NEW_TOKENS not in wanted:
             request.outputs.add(name=NEW_TOKENS)
+        has_ended = False
         try:
             with closing(self.server.ask(request)) as reply:
                 yield reply, stream
+            has_ended = True
         finally:
             if stream is not None:
-                self.channel.leave(stream)
+                self.channel.leave(stream, has_ended=has_ended)
 
 
 class GeneratedText:

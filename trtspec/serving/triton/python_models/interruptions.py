@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,7 @@ CLIENT_PARAMETER = "trtspec_client"
 DISCONNECTS_VARIABLE = "TRTSPEC_DEPARTURES"  # in tritonserver's environment: a directory writable only by its user
 ENDING_FILE = "ending"  # in the parent directory of the repository
 DISCONNECT_POLL_S, DRAIN_POLL_S = 0.2, 0.1  # each check for a disconnection is a message to the server
+REPORTED_S = 5.0  # interval of these checks if the client reports itself that it leaves
 TOKEN = re.compile(r"[0-9a-f]{32}")
 OBJECT = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*(\}?)")
 
@@ -61,6 +63,29 @@ def has_disconnected(directory: str, token: object) -> bool:
     return bool(directory and isinstance(token, str) and TOKEN.fullmatch(token)) and os.path.exists(
         f"{directory}/{token}"
     )
+
+
+class DisconnectCheck:
+    """Calls return True if the client of a request has disconnected.
+
+    `is_cancelled` is a message to the server and its reply, at the cost of several events of a stream. It is called at
+    most every `period_s` seconds, and every REPORTED_S if `has_left` returns False.
+
+    Attributes:
+        has_left: reports whether the client has left a stream of a token channel; None if that is unknown.
+    """
+
+    def __init__(self, is_cancelled: Callable[[], bool], period_s: float = 0.0) -> None:
+        self.has_left: Callable[[], bool | None] = lambda: None
+        self._is_cancelled, self._period_s = is_cancelled, period_s
+        self._asked_at = float("-inf")
+
+    def __call__(self) -> bool:
+        reported, now = self.has_left(), time.monotonic()
+        if reported or now - self._asked_at < (self._period_s if reported is None else REPORTED_S):
+            return bool(reported)
+        self._asked_at = now
+        return self._is_cancelled()
 
 
 class PollingThread:

@@ -14,7 +14,8 @@ and the tokens.
 A client on the same machine gets the same values by a socket (`channel_socket`), which costs a hundredth of a response.
 The values of stream CONTROL in a response are its states: the socket is open (LISTENS), and once the client has
 connected, all further tokens come by the socket (MOVED). Tokens that the socket cannot take at once wait in the model's
-process.
+process. A client that leaves a stream before its end writes the stream's number to the socket (int32). The model then
+does not ask Triton for each request several times a second.
 
 A request with the parameter `trtspec_counts` has its token and draft counts in each step, before the tokens.
 """
@@ -26,7 +27,9 @@ import select
 import socket
 import threading
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -34,7 +37,7 @@ import numpy as np
 from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.names import CHANNEL_PARAMETER, COUNTS_PARAMETER, STREAM_PARAMETER
-from trtspec.serving.triton.python_models.channel_socket import accept, listen
+from trtspec.serving.triton.python_models.channel_socket import VALUE_BYTES, accept, listen
 from trtspec.serving.triton.python_models.fields import request_parameters
 from trtspec.serving.triton.python_models.interruptions import CancellationWatcher, DrainWatcher, Registration
 from trtspec.serving.triton.python_models.responses import Responder
@@ -45,6 +48,8 @@ MAX_CHANNELS = 64
 STREAM_NUMBERS = 1 << 31  # from 0
 CONTROL, LISTENS, MOVED = -1, 0, 1
 PART_VALUES = 64  # of a step that are sent to a socket before the rest is there
+READ_BYTES = 1 << 12
+MAX_LEFT = 1 << 12  # numbers of streams that the client left; older ones have ended
 WRITE_TIMEOUT_S = 60.0  # time in which a client must read something
 
 
@@ -83,6 +88,10 @@ class TokenStream:
             values = pack_counts(ids, counts) if self._has_counts else ids
             self._channel.add((self._number, len(values), *values))
 
+    def has_left(self) -> bool | None:
+        """Return True if the client has left this stream, and None if it cannot report that."""
+        return self._channel.has_left(self._number)
+
 
 class _Channel:
     """An open channel: the values that its client has not got yet, and the client's socket if it has one."""
@@ -95,6 +104,21 @@ class _Channel:
         self._listener: socket.socket | None = None
         self._socket: socket.socket | None = None
         self._is_closed = False
+        self._left: deque[int] = deque(maxlen=MAX_LEFT)
+        self._left_raw = b""  # the beginning of a number
+
+    def has_left(self, number: int) -> bool | None:
+        """Return whether the client has left a stream; None without a socket by which it reports that."""
+        with self._lock:
+            if self._socket is None or self._is_closed:
+                return None
+            with suppress(OSError):  # nothing more has arrived
+                while data := self._socket.recv(READ_BYTES):
+                    data = self._left_raw + data
+                    whole = len(data) // VALUE_BYTES * VALUE_BYTES
+                    self._left.extend(memoryview(data)[:whole].cast("i"))
+                    self._left_raw = data[whole:]
+            return number in self._left
 
     def add(self, values: Sequence[int]) -> None:
         """Add values; a part of a step is sent immediately, so that both processes work at the same time."""

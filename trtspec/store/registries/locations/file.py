@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OCI image layouts on a disk: file:PATH[:TAG], a directory, or one tar file if the path ends in .tar.
+"""OCI image layouts on a disk: file:PATH[:TAG] or file:PATH@sha256:DIGEST; a path that ends in .tar is one tar file.
 
 Source of the format: opencontainers/image-spec:image-layout.md@v1.1.1. Other tools read both as oci:PATH:TAG and
 oci-archive:PATH. A layout is read as untrusted input. Several processes may write to a directory at once: they upload
@@ -23,6 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
+from trtspec.core.diagnostics import quote_value
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import (
     SequentialWriter,
@@ -35,6 +36,7 @@ from trtspec.core.files import (
     write_all,
 )
 from trtspec.core.hashing import read_chunks
+from trtspec.core.image_references import DIGEST
 from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.modelpack import (
     IMAGE_MANIFEST,
@@ -65,16 +67,13 @@ BLOCK = tarfile.BLOCKSIZE
 
 
 def parse_address(rest: str) -> tuple[Path, str]:
-    """Return the path and the tag of PATH[:TAG]; the default tag is `latest`."""
+    """Return the path and the tag or digest of PATH[:TAG] or PATH@sha256:DIGEST; the default tag is `latest`."""
     text = rest.removeprefix("//") if rest.startswith("///") else rest
-    path, colon, tag = text.rpartition(":")
-    if not colon or not re.fullmatch(_TAG, tag):
-        path, tag = text, "latest"
-    if not path.strip("/"):
-        raise TrtspecError(
-            f"{'file:' + rest[:200]!r} names no directory or tar file", hint="e.g. file:models/layout:v1"
-        )
-    return Path(path), tag
+    parts = re.fullmatch(rf"(?P<path>.*?)(?:@(?P<digest>{DIGEST})|:(?P<tag>{_TAG}))?", text, re.DOTALL)
+    path = parts["path"] if parts else ""
+    if not path.strip("/") or path.startswith("//") or re.search(r":[^/]*$|@sha256", path):
+        raise TrtspecError(f"{'file:' + rest[:200]!r} is not file:PATH:TAG", hint="e.g. file:models/layout:v1")
+    return Path(os.path.expanduser(path)), (parts and (parts["digest"] or parts["tag"])) or "latest"
 
 
 class _Layout:
@@ -86,8 +85,10 @@ class _Layout:
         self.path = path
         self.label = f"file:{path}"
         self.reference = tag
+        if opening.for_writing and re.fullmatch(DIGEST, tag):
+            raise TrtspecError("an artifact is pushed to a tag, not to a digest", hint="e.g. file:models/layout:v1")
         if opening.for_writing:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_directory(path.parent)
 
     def interrupt(self) -> None:
         """Nothing waits here; the progress of each transfer ends it."""
@@ -142,7 +143,9 @@ class _Layout:
     def _entries(self) -> list[dict[str, Any]]:
         data = self.read_file("index.json", MAX_INDEX_BYTES)
         if data is None:
-            raise TrtspecError("not an OCI image layout: index.json is missing", where=str(self.path))
+            is_there = self.path.exists()
+            message = "not an OCI image layout: index.json is missing" if is_there else "the layout does not exist"
+            raise TrtspecError(message, where=str(self.path))
         try:
             entries = json.loads(data)["manifests"]
             return [entry for entry in entries if isinstance(entry, dict)]
@@ -169,7 +172,8 @@ class DirectoryLayout(_Layout):
         self._blobs = path / "blobs" / "sha256"
         self._for_writing, self._timeout_s = opening.for_writing, min(LOCK_TIMEOUT_S, opening.patience.exchange_s)
         if opening.for_writing:
-            self._blobs.mkdir(parents=True, exist_ok=True)
+            _check_only_layout(path)
+            _make_directory(self._blobs)
             for leftover in filter(lambda each: _LEFTOVER.fullmatch(each.name), self._blobs.iterdir()):
                 _remove_unless_written(leftover)
             if not (path / "index.json").exists():
@@ -272,7 +276,7 @@ class DirectoryLayout(_Layout):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = _acquired(self.path, self._timeout_s)
+        lock = _acquired(Path(os.path.realpath(self.path)), self._timeout_s)
         try:
             yield
         finally:
@@ -404,6 +408,22 @@ def read_members(path: Path) -> dict[str, tuple[int, int]]:
     except (tarfile.TarError, ValueError) as error:
         raise TrtspecError(f"not a tar file: {error}", where=str(path)) from None
     raise TrtspecError(f"it has more than {MAX_MEMBERS:,} members", where=str(path))
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileNotFoundError, FileExistsError) as error:  # a link to nothing, or a file system without directories
+        raise TrtspecError("the directory cannot be created", where=str(error.filename or path)) from None
+
+
+def _check_only_layout(path: Path) -> None:
+    """Raise TrtspecError for a directory of something else, such as an artifact: a layout would mix with it."""
+    with suppress(FileNotFoundError):
+        names = {name for name in os.listdir(path) if not name.startswith(".")} - {"lost+found"}
+        if names and not names & {"blobs", "index.json", "oci-layout"}:
+            message = f"not an OCI image layout: the directory contains {quote_value(min(names))}"
+            raise TrtspecError(message, where=str(path), hint="push to another or a new directory")
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from urllib.parse import quote, urljoin, urlsplit
 
-from trtspec.core.diagnostics import escape_unprintable
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.hashing import SEGMENT_BYTES
 from trtspec.core.http_hosts import is_loopback
@@ -30,8 +29,11 @@ from trtspec.store.registries.http_client import (
     RegistryClient,
     RegistryError,
     Reply,
+    read_explanation,
     read_from,
+    reason,
     require_safe,
+    resolve,
     retry_after_s,
     shown,
 )
@@ -45,7 +47,7 @@ from trtspec.store.registries.referrers import (
     is_fallback_tag,
     parse_index,
 )
-from trtspec.store.registries.repository import Opening, UnknownReference
+from trtspec.store.registries.repository import DIGEST_HINT, Opening, UnknownReference
 from trtspec.store.registries.sessions import UploadSession, remove_old_sessions
 
 CHUNK_BYTES = SEGMENT_BYTES  # what is sent again if a registry drops an interrupted chunk
@@ -67,8 +69,8 @@ def parse_address(rest: str) -> tuple[str, str, ImageReference]:
     host, slash, name = text.partition("/")
     is_tagged = ":" in name.partition("@")[0] or "@" in name
     try:
-        if not rest.startswith("//") or not slash or not _is_host(host):
-            raise ValueError
+        if not rest.startswith("//") or not slash or not _is_host(host) or urlsplit(rest).port == 0:
+            raise ValueError  # as `port` itself does above 65535
         reference = parse_image(text if is_tagged else f"{text}:latest")
     except ValueError:
         raise TrtspecError(f"{'oci:' + rest[:200]!r} is not oci://HOST/NAME:TAG", hint=EXAMPLE) from None
@@ -121,8 +123,9 @@ class OciRepository:
         path = f"{self.base}/manifests/{reference}"
         reply = self._client.exchange("GET", path, headers={"Accept": IMAGE_MANIFEST}, max_bytes=MAX_MANIFEST_BYTES)
         if reply.status == NOT_FOUND:
-            message = f"oci://{self.place} has no {reference}"
-            raise UnknownReference(message, hint=f"trtspec list oci://{self.place} shows its tags")
+            message, is_digest = f"oci://{self.place} has no {reference}", re.fullmatch(DIGEST, reference)
+            hint = DIGEST_HINT if is_digest else f"trtspec list oci://{self.place} shows its tags"
+            raise UnknownReference(message, hint=hint)
         if reply.status != OK:
             raise rejection(reply, "the manifest cannot be read")
         check_announced(reply, reference)
@@ -160,8 +163,8 @@ class OciRepository:
 
     def referrers(self, digest: str) -> list[Referrer]:
         path, found = f"referrers/{digest}", list[Referrer]()
-        while path and len(found) < MAX_REFERRERS:
-            reply = self._get_index(path)
+        for _ in range(MAX_REFERRERS):  # pages, which may be empty
+            reply = self._get_index(path) if path and len(found) < MAX_REFERRERS else None
             if reply is None:
                 break
             found += parse_index(shown(reply.url), reply.body)
@@ -219,7 +222,7 @@ class OciRepository:
     def _following(self, reply: Reply) -> str:
         """Return the path of the next page, or ""."""
         following = re.match(r'\s*<([^>]+)>;\s*rel="?next"?', reply.headers.get("link", ""))
-        return self._same_origin(urljoin(reply.url, following[1])) if following else ""
+        return self._same_origin(resolve(reply.url, following[1])) if following else ""
 
     def _same_origin(self, url: str) -> str:
         parts = urlsplit(url)
@@ -243,7 +246,7 @@ class OciRepository:
                     f"a file is missing: {blob.digest}", where=shown(urljoin(self._client.origin, path))
                 )
             if response.status not in (OK, PARTIAL):
-                body = response.read(4096)
+                body = read_explanation(response)
                 raise rejection(
                     Reply(urljoin(self._client.origin, path), response.status, {}, body), "a file is missing"
                 )
@@ -297,7 +300,7 @@ class OciRepository:
     def upload_address(self, reply: Reply) -> str:
         if not (location := reply.headers.get("location", "")):
             raise RegistryError("the registry returned no upload address", where=shown(reply.url))
-        url = urljoin(reply.url, location)
+        url = resolve(reply.url, location)
         require_safe(url, self._client.origin)
         return url
 
@@ -452,17 +455,6 @@ def rejection(reply: Reply, what: str) -> RegistryError:
     """Return the error for a reply that rejects a request for good."""
     hint = "check the repository's name and your access to it" if reply.status in (401, 403, 404) else None
     return RegistryError(f"{what}: {reason(reply)}", where=shown(reply.url), hint=hint)
-
-
-def reason(reply: Reply) -> str:
-    """Return the status of a reply and the registry's explanation, which is untrusted text."""
-    try:
-        first = json.loads(reply.body)["errors"][0]
-        text = f"{first.get('code', '')}: {first.get('message', '')}".strip(": ")
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        text = ""
-    status = f"HTTP status {reply.status}"
-    return f"{status}, {escape_unprintable(text[:200])}" if text else status
 
 
 LOCATION = OciRepository

@@ -6,16 +6,18 @@
     PREFIX/referrers/HEX/HEX   the descriptor of a referrer's manifest, under the SHA-256 of its subject and its own
 
 An object of S3 appears and changes at once, so a tag is always complete and pushes of different tags do not interfere.
-boto3 finds the service, its region and the credentials, and signs. `RegistryClient` sends the requests and limits their
-time and the size of replies. ETags are not digests: two of them are only compared with each other.
+botocore finds the service, its region and the credentials, and signs. `RegistryClient` sends the requests and limits
+their time and the size of replies. ETags are not digests: two of them are only compared with each other.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +42,7 @@ from trtspec.store.registries.http_client import (
     RegistryError,
     Reply,
     TokenRequest,
+    read_explanation,
     read_from,
     retry_after_s,
     url_origin,
@@ -68,6 +71,7 @@ MAX_PARTS = 10_000
 PART_THREADS = 8
 URL_S = 3600  # how long a signed address is valid; a part has `Patience.transfer_s`
 OK, NOT_FOUND = 200, 404
+SERVICES = {"s3", "sts", "oidc", "portal.sso"}  # the storage, and the sources of credentials
 # Codes of errors that may not occur again, although their status is final.
 PASSING = {"BadDigest", "IncompleteBody", "InternalError", "OperationAborted", "RequestTimeout", "SlowDown"}
 PASSING |= {"XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
@@ -411,7 +415,7 @@ class _MultipartUpload:
 
 
 class S3Service:
-    """Requests to an S3 service: built and signed by boto3, sent by RegistryClient, and repeated after failures."""
+    """Requests to an S3 service: built and signed by botocore, sent by RegistryClient, and repeated after failures."""
 
     def __init__(self, label: str, opening: Opening) -> None:
         self._label, self._patience = label, opening.patience
@@ -489,7 +493,7 @@ class S3Service:
                 found = {name.lower(): value for name, value in response.getheaders()}
                 raise Broken(f"HTTP status {response.status}", retry_after_s(found))
             if response.status not in (OK, PARTIAL):
-                code = _error_code(response.read(4096))
+                code = _error_code(read_explanation(response))
                 if response.status == NOT_FOUND and code != "NoSuchBucket":
                     raise Absent
                 message = f"an object cannot be read: {_reason(response.status, code)}"
@@ -517,7 +521,7 @@ class S3Service:
             return str(self._boto.generate_presigned_url(operation, Params=dict(arguments), ExpiresIn=URL_S))
 
     def _transport(self, request: Any, **_: Any) -> Any:
-        """Send a request of boto3; the event's result replaces boto3's own transport."""
+        """Send a request of botocore; the event's result replaces botocore's own transport."""
         from botocore.awsrequest import AWSResponse
 
         headers = {
@@ -545,7 +549,7 @@ class Absent(UnknownReference):
 
 
 class _Received:
-    """The body of a reply, as boto3 reads it."""
+    """The body of a reply, as botocore reads it."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -555,7 +559,7 @@ class _Received:
 
 
 class _SignedByBoto:
-    """No further authorization: boto3 has signed the request."""
+    """No further authorization: botocore has signed the request."""
 
     def header(self, scope: str = "") -> str:
         return ""
@@ -568,13 +572,13 @@ class _SignedByBoto:
 
 
 def _new_client(label: str) -> Any:
-    """Return boto3's client for the service of the environment; raises TrtspecError without boto3 or a region."""
+    """Return botocore's client for the service of the environment; raises TrtspecError without botocore."""
     try:
-        import boto3
+        import botocore.session
         from botocore.config import Config
     except ImportError:
         raise TrtspecError(
-            "artifacts in buckets require boto3, which is not installed", where=label, hint=INSTALL
+            "artifacts in buckets require botocore, which is not installed", where=label, hint=INSTALL
         ) from None
     config = Config(
         signature_version="s3v4",
@@ -583,14 +587,33 @@ def _new_client(label: str) -> Any:
         response_checksum_validation="when_required",
     )
     with _explained(label):
-        session = boto3.session.Session()
-        region = {} if session.region_name else {"region_name": "us-east-1"}  # S3 itself redirects to the right one
-        return session.client("s3", config=config, **region)
+        session = botocore.session.get_session()
+        loader = session.get_component("data_loader")
+        loader.file_loader = _ServiceFiles()
+        endpoints, _ = loader.load_data_with_path("endpoints")
+        for partition in endpoints["partitions"]:  # the loader keeps this object; all services take 4 MiB
+            partition["services"] = {name: each for name, each in partition["services"].items() if name in SERVICES}
+        region = session.get_config_variable("region") or "us-east-1"  # S3 itself redirects to the right one
+        return session.create_client("s3", region_name=region, config=config)
+
+
+class _ServiceFiles:
+    """Reads botocore's descriptions of services to plain dictionaries; its own reader takes 3 MiB more for S3."""
+
+    def exists(self, path: str) -> bool:
+        return any(os.path.isfile(path + ending) for ending in (".json", ".json.gz"))
+
+    def load_file(self, path: str) -> Any:
+        """Return the JSON document at a path without an ending, or None if there is none."""
+        for ending, opened in ((".json", open), (".json.gz", gzip.open)):
+            with suppress(FileNotFoundError), opened(path + ending, "rb") as file:
+                return json.load(file)
+        return None
 
 
 @contextmanager
 def _explained(label: str) -> Iterator[None]:
-    """Convert boto3's errors about the configuration to TrtspecError."""
+    """Convert botocore's errors about the configuration to TrtspecError."""
     from botocore.exceptions import BotoCoreError
 
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the quickstart at 16 streams, in this process and behind the gateway, in turns.
 
-    python -m benchmarks.front.quickstart --seconds 15 --rounds 3 --json
+    python -m benchmarks.front_stages.quickstart --seconds 15 --rounds 3 --json
 
 Requests are greedy, of 64 tokens each, and streamed if served. A ratio of rates needs a machine without other work.
 """
@@ -20,8 +20,8 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.front.__main__ import ROOT, Processes, started
-from benchmarks.front.clients import LAST_CHUNK, post_request
+from benchmarks.front_stages.clients import LAST_CHUNK, post_request
+from benchmarks.front_stages.stages import ROOT, Processes, started
 from benchmarks.machine import commit, environment
 from tests.serving.triton.serving import serving
 from trtspec.bench.artifact import open_artifact
@@ -142,7 +142,9 @@ def ratios(results: list[Result]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.front.quickstart", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.front_stages.quickstart", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each measurement")
     parser.add_argument("--rounds", type=int, default=3)

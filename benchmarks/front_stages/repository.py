@@ -10,12 +10,12 @@ from pathlib import Path
 
 from google.protobuf import text_format
 
-from benchmarks.front.null_engine import Steps
+from benchmarks.front_stages.null_engine import Steps
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.names import ENSEMBLE, TARGET
 from trtspec.serving.triton.repository_writer import CONFIG
 
-CODE = """from benchmarks.front.served_model import TritonPythonModel
+CODE = """from benchmarks.front_stages.served_model import TritonPythonModel
 
 __all__ = ["TritonPythonModel"]
 """

@@ -1,22 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the tokens per second of the front end, and the latency that it adds, with an engine that costs nothing.
-
-    python -m benchmarks.front --streams 64 --tokens-per-step 4 --seconds 10 --json
-
-The null engine takes the place of an artifact's engine. Each stage is measured alone, with all of its streams from the
-same process: Triton over gRPC, Triton's `generate_stream` behind the ensemble, the OpenAI gateway, and beside them
-uvicorn with ready events and vLLM's OpenAI server over the same engine. The processor time of each process is reported,
-because the clients share the machine.
-"""
+"""The stages of the front end's benchmark: the servers of each one, and its rate, latencies and processor time."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,13 +16,11 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
-import numpy.typing as npt
 import uvloop
 
-from benchmarks.front.clients import BodyFn, Load, Received, read_events, read_responses
-from benchmarks.front.null_engine import MAX_STEPS, Steps
-from benchmarks.front.repository import null_artifact
-from benchmarks.machine import commit, environment
+from benchmarks.front_stages.clients import BodyFn, Load, Received, read_events, read_responses
+from benchmarks.front_stages.null_engine import Steps
+from benchmarks.front_stages.repository import null_artifact
 from tests.serving.triton.serving import serving
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.ports import LOOPBACK, free_ports
@@ -87,7 +75,7 @@ def _name(words: list[bytes]) -> str:
     known = {
         "tritonserver": "tritonserver",
         "serving.gateway": "gateway",
-        "front.bare": "uvicorn",
+        "front_stages.bare": "uvicorn",
         "vllm_server": "vllm",
     }
     return next((name for part, name in known.items() if part in line), "clients")
@@ -162,16 +150,11 @@ def completion(model: str, prompt: list[int]) -> BodyFn:
     return lambda seed, tokens: {**fixed, "seed": seed, "max_tokens": tokens}
 
 
-def stages(
-    names: list[str],
-    artifact: Path,
-    steps: Steps,
-    load: Load,
-    root: Path,
-    found: dict[str, dict[str, Any]],
-    processes: int = 1,
-) -> None:
-    """Measure the named stages and add their results to `found`."""
+def measure_stages(
+    names: list[str], artifact: Path, steps: Steps, load: Load, root: Path, processes: int = 1
+) -> dict[str, dict[str, Any]]:
+    """Return the results of the named stages; `processes` is the number of gateway processes."""
+    found: dict[str, dict[str, Any]] = {}
     prompt = list(steps.text[:16])
     if {"grpc", "generate_stream", "gateway"} & {*names}:
         null_artifact(artifact, root / "artifact", steps, load.streams)
@@ -180,7 +163,7 @@ def stages(
     given = json.dumps(asdict(steps))
     if "uvicorn" in names:
         (port,) = free_ports(1)
-        command = [sys.executable, "-m", "benchmarks.front.bare", str(port)]
+        command = [sys.executable, "-m", "benchmarks.front_stages.bare", str(port)]
         with started(command, f"http://{LOOPBACK}:{port}/", given):
             body = completion("null", prompt)
             found["uvicorn"] = measure("uvicorn", lambda load: read_events(port, "/", body, load), load)
@@ -192,6 +175,7 @@ def stages(
         with started(command, f"http://{LOOPBACK}:{port}/health", given, VLLM_VARIABLES):
             body = completion("null", prompt)
             found["vllm"] = measure("vllm", lambda load: read_events(port, "/v1/completions", body, load), load)
+    return found
 
 
 def find_vllm() -> Path | None:
@@ -244,83 +228,3 @@ def of_triton(
         with started(gateway_command(root / "gateway.json"), ready_url(config)):
             asked = completion(config.model, prompt)
             found["gateway"] = measure("gateway", lambda load: read_events(port, "/v1/completions", asked, load), load)
-
-
-def table(document: dict[str, Any]) -> str:
-    """Return the results as text."""
-    lines = ["stage                tokens/s   first ms p50/p99   other ms p50/p99   processor us/token"]
-    for name, stage in document["stages"].items():
-        first, other = (
-            "-" if each is None else f"{each['p50']:.2f}/{each['p99']:.2f}"
-            for each in (stage["first_ms"], stage["other_ms"])
-        )
-        spent = ", ".join(f"{who} {us}" for who, us in stage["cpu_us_per_token"].items())
-        lines.append(f"{name:<20} {stage['tokens_per_s']:>8} {first:>18} {other:>18}   {spent}")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.front", description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens-per-step", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rate", type=float, default=0.0, help="tokens per second of all streams; 0: all that goes")
-    parser.add_argument("--tokens", type=int, default=512, help="tokens of each text")
-    parser.add_argument("--stages", default=",".join(STAGES), help="stages to measure, separated by commas")
-    parser.add_argument("--gateway-processes", type=int, default=1)
-    parser.add_argument("--artifact", type=Path, default=ROOT / "build" / "quickstart")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    if unknown := {*asked.stages.split(",")} - {*STAGES}:
-        parser.error(f"unknown stages: {', '.join(sorted(unknown))}")
-    if not (asked.artifact / "manifest.json").exists():
-        parser.error(f"{asked.artifact} is not an artifact; run: trtspec build recipes/quickstart.yaml")
-    if asked.tokens > MAX_STEPS * asked.tokens_per_step:
-        parser.error(f"--tokens: at most {MAX_STEPS} steps")
-    document = run(asked)
-    print(json.dumps(document, indent=2) if asked.json else table(document))
-    if asked.out:
-        asked.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def run(asked: argparse.Namespace) -> dict[str, Any]:
-    """Measure the stages that were asked for and return the document."""
-    found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place)
-        clock = root / "clock"
-        clock.write_bytes(bytes(8 * MAX_STEPS * asked.streams))
-        step_s = asked.streams * asked.tokens_per_step / asked.rate if asked.rate else 0.0
-        tokenizer = Tokenizer(asked.artifact / "tokenizer")
-        text = tuple(tokenizer.encode(TEXT, False))
-        steps = Steps(asked.tokens_per_step, step_s, str(clock), text)
-        count = -(-asked.tokens // asked.tokens_per_step)
-        characters = characters_by_step(steps, asked.tokens, tokenizer) if asked.rate else None
-        load = Load(asked.streams, count, asked.tokens, 1.0, asked.seconds, steps.times(), characters)
-        stages(asked.stages.split(","), asked.artifact, steps, load, root, found, asked.gateway_processes)
-    return {
-        "streams": asked.streams,
-        "tokens_per_step": asked.tokens_per_step,
-        "rate": asked.rate,
-        "gateway_processes": asked.gateway_processes,
-        "tokens_per_s": {name: found[name]["tokens_per_s"] if name in found else None for name in STAGES},
-        "stages": found,
-        "commit": commit(),
-        "machine": environment(),
-    }
-
-
-def characters_by_step(steps: Steps, tokens: int, tokenizer: Tokenizer) -> npt.NDArray[np.float64]:
-    """Return the length of a text after each of its steps."""
-    parts = [*steps.parts(tokens)]
-    ids = [token for part in parts for token in part]
-    ends = np.cumsum([len(part) for part in parts])
-    return np.array([len(tokenizer.decode(ids[:end])) for end in ends.tolist()], np.float64)
-
-
-TEXT = (ROOT / "LICENSE").read_text(encoding="utf-8")[:4000]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limit of a Python front end: uvicorn sends the null engine's steps as events whose bytes are ready.
 
-python -m benchmarks.front.bare PORT < STEPS
+python -m benchmarks.front_stages.bare PORT < STEPS
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from benchmarks.front.null_engine import NullEngine, Steps
+from benchmarks.front_stages.null_engine import NullEngine, Steps
 from trtspec.core.ports import LOOPBACK
 
 EVENT = b'data: {"choices": [{"index": 0, "text": " the text of a step", "finish_reason": null}]}\n\n'
