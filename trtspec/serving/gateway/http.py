@@ -141,10 +141,10 @@ class HttpExchange:
             await asyncio.wait({self._work, gone}, return_when=asyncio.FIRST_COMPLETED)
             left = not self._work.done()
             await self._finish()
-        except asyncio.CancelledError:  # the server shuts down
+        except asyncio.CancelledError:  # the server shuts down, and logs what is raised with a traceback
             self._work.cancel()
             await self._fail(shutting_down())
-            raise
+            left = False
         finally:
             gone.cancel()
         if self.ended is not None:
