@@ -263,7 +263,7 @@ def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = (
     toolchain.check_architectures(architectures)
     selected = tuple(sorted(set(names or known)))
     toolchain = toolchain if architectures else toolchain.for_cpus()
-    return LibrarySpec(selected, tuple(sorted(set(architectures))), _digest_sources(), toolchain)
+    return LibrarySpec(selected, tuple(sorted(set(architectures))), _digest_sources(_digest_files()), toolchain)
 
 
 def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
