@@ -409,5 +409,5 @@ def _explain_os_errors(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         message = f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}"
-        hint = "the old contents are unchanged; free disk space or fix permissions, then build again"
+        hint = "the old contents are unchanged; free disk space or fix permissions, then try again"
         raise StepError(message, where=str(out), hint=os_error_remedy(error) or hint) from error
