@@ -399,7 +399,9 @@ def test_logprobs_are_returned_if_the_model_provides_them(fake: Fake, failing: R
 
 
 @pytest.mark.slow
-def test_open_streams_get_an_error_at_gateway_shutdown(fake: Fake, failing: RunningGateway) -> None:
+def test_open_streams_get_an_error_at_gateway_shutdown(
+    fake: Fake, failing: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
     fake.waits = True
     slow = GatewayLimits(stall_s=30.0)
     config = GatewayConfig(fake.address, 0, "m", "tensorrt_llm", failing.config.tokenizer, 200, 100, limits=slow)
@@ -412,6 +414,7 @@ def test_open_streams_get_an_error_at_gateway_shutdown(fake: Fake, failing: Runn
         asking.join(MODEL_S)
     last = answers[0].text.split("\n\n")[-2]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down", "[DONE] must not follow"
+    assert not [record.message for record in caplog.records if record.exc_info]
 
 
 def test_readiness_is_asked_again_after_a_stream_broke_off() -> None:

@@ -67,7 +67,8 @@ class AsyncEngineModel:
     def generate(self, asked: EngineRequest, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
         """Yield updates as the engine produces them; the last one has a finish reason.
 
-        Runs on the model's event loop. Raises RequestCancelled if `is_cancelled` returns True.
+        The tokens of each update before it end with a complete character, as those of `RunningRequest`. Runs on the
+        model's event loop. Raises RequestCancelled if `is_cancelled` returns True.
         """
         raise NotImplementedError
 
