@@ -176,10 +176,10 @@ def location(kind: str, folder: Path) -> Iterator[str]:
             yield f"oci://{host}/measured"
     elif kind in ("rclone", "swift"):
         with (running_rclone if kind == "rclone" else running_swift)(folder) as endpoint:
-            import boto3
+            from botocore.session import get_session
 
             os.environ["AWS_ENDPOINT_URL"] = endpoint
-            boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=BUCKET)
+            get_session().create_client("s3", region_name="us-east-1").create_bucket(Bucket=BUCKET)
             yield f"s3://{BUCKET}/measured"
     else:
         yield f"file:{folder}{'.tar' if kind == 'tar' else ''}"

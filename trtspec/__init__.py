@@ -163,12 +163,16 @@ def build(
     (bytes done, bytes total) of sources, and `on_warnings` gets the diagnostics of a recipe that can be built. Raises
     RecipeError for a recipe that cannot be built, and StepError if a step fails.
     """
-    from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, run_build
-    from trtspec.store.executor import Unobserved
+    from trtspec.checkpoints.tokenizer import trial_ahead
 
-    loaded, store = _as_recipe(recipe), open_store()
-    place = Path(out) if out is not None else default_artifact_dir(loaded.recipe)
-    (checked,) = check_builds([(loaded, place)], store)
+    loaded = _as_recipe(recipe)
+    with trial_ahead(loaded.recipe.target.model, loaded.recipe.target.revision):  # while this process imports
+        from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, run_build
+        from trtspec.store.executor import Unobserved
+
+        store = open_store()
+        place = Path(out) if out is not None else default_artifact_dir(loaded.recipe)
+        (checked,) = check_builds([(loaded, place)], store)
     planned = plan_runnable(loaded, checked, store, on_prepare, on_read)
     on_warnings(planned.diagnostics)
     return run_build(planned, place, store, observer or Unobserved())
@@ -189,11 +193,15 @@ def build_until(
     of the recipe reuses these steps, also on another machine with a copy of the store. Only the tools of these steps
     have to be installed. `build` describes the other arguments and the errors.
     """
-    from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, store_steps
-    from trtspec.store.executor import Unobserved
+    from trtspec.checkpoints.tokenizer import trial_ahead
 
-    loaded, store = _as_recipe(recipe), open_store()
-    (checked,) = check_builds([(loaded, default_artifact_dir(loaded.recipe))], store, until)
+    loaded = _as_recipe(recipe)
+    with trial_ahead(loaded.recipe.target.model, loaded.recipe.target.revision):
+        from trtspec.planning.pipeline import check_builds, default_artifact_dir, open_store, plan_runnable, store_steps
+        from trtspec.store.executor import Unobserved
+
+        store = open_store()
+        (checked,) = check_builds([(loaded, default_artifact_dir(loaded.recipe))], store, until)
     planned = plan_runnable(loaded, checked, store, on_prepare, on_read, until)
     on_warnings(planned.diagnostics)
     return store_steps(planned, until, store, observer or Unobserved())

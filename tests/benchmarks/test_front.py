@@ -8,8 +8,10 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,12 @@ import benchmarks.front as script
 from benchmarks.front import run
 from benchmarks.front_stages.clients import BodyFn, Load, Received, first_tokens, read_events, step_arrivals
 from benchmarks.front_stages.null_engine import MAX_STEPS, NullEngine, Steps
+from benchmarks.front_stages.null_scheduler import NullScheduler
 from benchmarks.front_stages.quickstart import ratios
 from trtspec.core.paths import recipes_dir
+from trtspec.core.processes import wait_until
+from trtspec.engine.generation.request import EngineRequest, SamplingOptions, Stats, Update
+from trtspec.engine.generation.request_state import RequestHandle
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0
@@ -55,6 +61,33 @@ def test_requests_get_their_steps_together_with_increasing_times(steps: Steps) -
     assert order == [0, 1] * 3
     times = steps.times()[:, :3]
     assert np.all(np.diff(times) > 0)
+
+
+def submitted(scheduler: NullScheduler, seed: int) -> tuple[RequestHandle, Queue[Update]]:
+    updates: Queue[Update] = Queue()
+    return scheduler.submit(EngineRequest((1, 2), 7, SamplingOptions(seed=seed)), updates.put), updates
+
+
+def test_scheduler_emits_steps_with_increasing_times(steps: Steps) -> None:
+    with closing(NullScheduler(steps)) as scheduler:
+        texts = [submitted(scheduler, seed)[1] for seed in (0, 1)]
+        found = [[updates.get(timeout=WAIT_S) for _ in range(3)] for updates in texts]
+    for updates in found:
+        assert [update.new_ids for update in updates] == [(5, 6, 7), (8, 5, 6), (7,)]
+        assert [update.finish_reason for update in updates] == [None, None, "length"]
+        assert [update.stats for update in updates] == [Stats(2, 3), Stats(2, 6), Stats(2, 7)]
+    assert np.all(np.diff(steps.times()[:, :3]) > 0)
+    assert np.all(steps.times()[:, 3:] == 0)
+
+
+def test_scheduler_ends_a_cancelled_request(steps: Steps) -> None:
+    with closing(NullScheduler(replace(steps, step_s=0.1))) as scheduler:
+        handle, updates = submitted(scheduler, 0)
+        handle.cancel()
+        while (reason := updates.get(timeout=WAIT_S).finish_reason) is None:
+            pass
+        assert reason == "cancelled"
+        assert wait_until(lambda: scheduler.occupancy == (0, 0), WAIT_S)
 
 
 class Server(asyncio.Protocol):

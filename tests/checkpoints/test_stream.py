@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tests._support.durability import die_at, finish, start  # noqa: F401
 from tests._support.tiny import convert, make_llama
 from trtspec.checkpoints import direct_io, stream
 from trtspec.checkpoints.conversion import Activations
-from trtspec.checkpoints.direct_io import ReadBuffer, SourceFile
+from trtspec.checkpoints.direct_io import DirectWriter, RankWriter, ReadBuffer, SourceFile
 from trtspec.checkpoints.quant_scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.core.errors import CheckpointError
@@ -325,6 +325,8 @@ def test_output_does_not_depend_on_what_is_in_the_page_cache(
     monkeypatch.setattr(stream, "CHUNK_BYTES", 10_000)
     expected = digests(convert(source, tmp_path / "one", scheme=Scheme(weights)))
     opened, preadv, is_direct = direct_io._open_direct, os.preadv, list[bool]()
+    monkeypatch.setattr(direct_io, "LEAST_BYTES", 0)
+    monkeypatch.setattr(direct_io, "SMALL_BYTES", 512)
 
     def read(file: int, *others: Any) -> int:
         is_direct.append(bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT))
@@ -337,13 +339,33 @@ def test_output_does_not_depend_on_what_is_in_the_page_cache(
     assert any(is_direct) == (supported and not cached)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_cached_tensors_are_read_into_the_memory_that_they_are_written_from(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    expected = digests(convert(source, tmp_path / "one", mapping=ParallelMapping(ranks)))
+    filled, fill = dict[int, int](), DirectWriter.fill
+
+    def count(writer: DirectWriter, file: int, nbytes: int) -> None:
+        filled[file] = filled.get(file, 0) + nbytes
+        fill(writer, file, nbytes)
+
+    monkeypatch.setattr(direct_io, "LEAST_BYTES", 0)
+    monkeypatch.setattr(direct_io, "SMALL_BYTES", 512)
+    monkeypatch.setattr(SourceFile, "is_cached", lambda *_: True)
+    monkeypatch.setattr(DirectWriter, "put", RankWriter.put)
+    monkeypatch.setattr(DirectWriter, "fill", count)
+    assert digests(convert(source, tmp_path / "two", mapping=ParallelMapping(ranks))) == expected
+    sizes = [(tmp_path / "two" / f"rank{rank}.safetensors").stat().st_size for rank in range(ranks)]
+    assert all(filled[rank] > size / 4 for rank, size in enumerate(sizes))
+
+
 def test_cached_part_of_a_file_is_recognized_without_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_SYNC)  # pages that are not written are not dropped
     os.write(descriptor, bytes(8 << 20))
     os.close(descriptor)
-    with ExitStack() as stack:
-        file = SourceFile(stack, path)
+    with closing(SourceFile(path)) as file:
         os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.pread(file.descriptor, 1 << 20, 6 << 20)  # with what the kernel reads ahead of it
         if file.is_cached(0, 1 << 20):

@@ -17,7 +17,7 @@ import pytest
 
 from tests.checkpoints.tokenizer_kinds import BYTES, beginning, byte_level, pieces, write
 from trtspec.checkpoints import tokenizer as vetting_module
-from trtspec.checkpoints.tokenizer import Tokenizer, vet
+from trtspec.checkpoints.tokenizer import Tokenizer, trial_ahead, vet
 from trtspec.core.errors import CheckpointError, TrtspecError
 
 Change = Callable[[dict[str, Any]], Any]
@@ -90,6 +90,23 @@ def test_tokenizer_is_vetted_once_until_its_files_change(tmp_path: Path, monkeyp
         with pytest.raises(CheckpointError):
             vet(root)
     assert len(runs) == 4
+
+
+@pytest.mark.slow
+def test_trial_that_was_started_ahead_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(vetting_module, "run_in_child", lambda *args, **options: pytest.fail("a second trial"))
+    root, children = good(tmp_path / "t"), Path(f"/proc/self/task/{os.getpid()}/children")
+    before = children.read_text()
+    with trial_ahead(str(root), None):
+        vet(root)
+        vet(root)
+    change(root, ATTACKS["panic: unknown token of a template"])
+    with trial_ahead(str(root), None), pytest.raises(CheckpointError, match="the tokenizer fails on this text"):
+        vet(root)
+    with trial_ahead(str(root), None), trial_ahead(str(tmp_path / "missing"), None):
+        pass  # the child that nobody waited for is killed
+    assert children.read_text() == before
 
 
 def test_library_panic_after_vetting_is_raised_as_a_trtspec_error(tmp_path: Path) -> None:

@@ -104,11 +104,14 @@ def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return noted
 
 
-def test_directory_is_synced_after_its_subdirectories(tmp_path: Path, events: list[str]) -> None:
+def test_directories_and_the_given_files_are_synced(tmp_path: Path, events: list[str]) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/file").touch()
     sync_directories(tmp_path)
-    assert events == ["a/b", "a", "."]
+    assert sorted(events) == [".", "a", "a/b"]
+    events.clear()
+    sync_directories(tmp_path, [tmp_path / "a/file"])
+    assert sorted(events) == [".", "a", "a/b", "a/file"]
 
 
 def test_file_is_synced_before_it_is_renamed(tmp_path: Path, events: list[str]) -> None:

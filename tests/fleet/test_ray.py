@@ -282,6 +282,17 @@ def test_unreachable_cluster_is_refused_at_once(address: str) -> None:
     assert time.monotonic() - started < 8
 
 
+def test_end_of_the_drivers_raylet_is_explained() -> None:
+    """Tasks on another node are lost one by one, but without its own raylet the driver cannot start any."""
+    import ray
+
+    from trtspec.fleet.pools.ray import _explain_lost_connection
+
+    message = "ray: Ray's raylet on the machine that drives the build has ended\nhint: run the same command again"
+    with pytest.raises(TrtspecError, match=message), _explain_lost_connection("ray"):
+        raise ray.exceptions.LocalRayletDiedError
+
+
 LISTENERS = """
 from pathlib import Path
 from trtspec.fleet.pool import PoolOptions, find_pool

@@ -21,9 +21,9 @@ def test_files_are_synced_before_the_entry_is_renamed_into_place(store: Store, s
     moved = synced.index("rename")
     workspace = str(next(Path(path).parent for path in synced if path.endswith("/files")))
     before = [path.removeprefix(workspace).lstrip("/") for path in synced[:moved]]
-    assert sorted(before[:2]) == ["files/deep/er/one", "files/two"]
-    assert re.fullmatch(r"\.entry\.json\.[0-9a-f]{16}\.tmp", before.pop(5))
-    assert before[2:] == ["files/deep/er", "files/deep", "files", ""]
+    assert sorted(before[:5]) == ["files", "files/deep", "files/deep/er", "files/deep/er/one", "files/two"]
+    assert re.fullmatch(r"\.entry\.json\.[0-9a-f]{16}\.tmp", before[5])
+    assert before[6:] == [""]
     assert synced[moved + 1] == str(store.root / "entries" / step.key[:2])
 
 

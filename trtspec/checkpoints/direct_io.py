@@ -20,6 +20,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -133,14 +134,6 @@ class _Block:
     def part(self, begin: int, end: int) -> memoryview:
         return self.memory[begin - self.base : end - self.base]
 
-    def take(self, data: memoryview) -> int:
-        """Copy as many bytes as fit into the block; return their number."""
-        count = min(data.nbytes, self.base + len(self.memory) - self.end)
-        into = np.frombuffer(self.part(self.end, self.end + count), np.uint8)
-        into[:] = np.frombuffer(data[:count], np.uint8)  # releases the GIL
-        self.end += count
-        return count
-
 
 class DirectWriter(RankWriter):
     """Writer of one thread: gathers bytes in one block per file and writes full blocks with O_DIRECT."""
@@ -156,17 +149,34 @@ class DirectWriter(RankWriter):
             self._write_block(file)
 
     def put(self, file: int, offset: int, data: memoryview) -> None:
+        if offset != self._blocks[file].end and not self.gathers(data.nbytes):
+            super().put(file, offset, data)
+            return
+        while data.nbytes:
+            space = self.space(file, offset)[: data.nbytes]
+            count = len(space)
+            np.frombuffer(space, np.uint8)[:] = np.frombuffer(data[:count], np.uint8)  # releases the GIL
+            self.fill(file, count)
+            offset, data = offset + count, data[count:]
+
+    def gathers(self, nbytes: int) -> bool:
+        """Return whether bytes that do not continue a block start a new one, because there are enough of them."""
+        return nbytes >= SMALL_BYTES
+
+    def space(self, file: int, offset: int) -> memoryview:
+        """Return memory for the bytes of a file from `offset` on, at least one; `fill` accepts those stored there."""
         block = self._blocks[file]
         if offset != block.end:
-            if data.nbytes < SMALL_BYTES:
-                super().put(file, offset, data)
-                return
             self._write_block(file)
             block.start(offset)
-        while data.nbytes:
-            data = data[block.take(data) :]
-            if block.is_full:
-                self._write_block(file)
+        return block.part(offset, block.base + len(block.memory))
+
+    def fill(self, file: int, count: int) -> None:
+        """Accept the first `count` bytes that were stored in the memory of the last call of `space`."""
+        block = self._blocks[file]
+        block.end += count
+        if block.is_full:
+            self._write_block(file)
 
     def _write_block(self, file: int) -> None:
         """Hash and write a block: whole pages with O_DIRECT, partial pages at both ends through the page cache."""
@@ -210,19 +220,29 @@ class ReadBuffer:
             pages = self._memory[: -(-(lead + nbytes) // PAGE_BYTES) * PAGE_BYTES]
             with suppress(OSError):  # the device has larger pages
                 filled = max(0, min(nbytes, os.preadv(file.direct, [pages], position - lead) - lead))
-        while filled < nbytes and (got := os.preadv(file.descriptor, [view[filled:]], position + filled)):
-            filled += got
+        filled += file.read_into(view[filled:], position + filled)
         return view[:filled]
 
 
 class SourceFile:
     """An open source file; `direct` is its descriptor for O_DIRECT, or None if its file system lacks that."""
 
-    def __init__(self, stack: ExitStack, path: Path) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path, self._stack = path, ExitStack()
         self.descriptor = os.open(path, os.O_RDONLY)
-        stack.callback(os.close, self.descriptor)
-        direct = _open_direct(stack, [path], os.O_RDONLY)
+        self._stack.callback(os.close, self.descriptor)
+        direct = _open_direct(self._stack, [path], os.O_RDONLY)
         self.direct = direct[0] if direct else None
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def read_into(self, view: memoryview, position: int) -> int:
+        """Read bytes into `view` through the page cache; return their number, which is smaller at the file's end."""
+        filled = 0
+        while filled < len(view) and (got := os.preadv(self.descriptor, [view[filled:]], position + filled)):
+            filled += got
+        return filled
 
     def is_cached(self, begin: int, end: int) -> bool:
         """Return whether most of a sample from the middle of a range is in the page cache, without reading it.
@@ -231,11 +251,14 @@ class SourceFile:
         """
         begin = max(begin, (begin + end - SAMPLE_BYTES) // 2) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         nbytes = min(end - begin, SAMPLE_BYTES)
-        is_cached = np.ones(-(-nbytes // PAGE_BYTES), np.uint8)
+        pages = ctypes.create_string_buffer(b"\1" * -(-nbytes // PAGE_BYTES))
         with suppress(OSError, ValueError, AttributeError), ExitStack() as stack:
             window = stack.enter_context(mmap.mmap(self.descriptor, nbytes, prot=mmap.PROT_READ, offset=begin))
-            address = np.frombuffer(window, np.uint8).ctypes.data
-            ctypes.CDLL(None).mincore(
-                ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_void_p(is_cached.ctypes.data)
-            )
-        return bool((is_cached & 1).mean() > 0.5)
+            address = np.frombuffer(window, np.uint8).__array_interface__["data"][0]
+            _libc().mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), pages)
+        return pages.raw[:-1].count(0) < len(pages) / 2
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

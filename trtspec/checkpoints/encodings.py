@@ -48,6 +48,10 @@ class Cast:
         """Convert and write the tensors; record an issue for values that are not finite or that overflow `dtype`."""
         for transfer in self.transfers:
             source, census = transfer.source, ValueStats(transfer.source, self.arithmetic)
+            if source.dtype == self.dtype and not self.plus:
+                worker.copy(transfer, census.add)
+                census.report(worker.flaws, self.dtype)
+                continue
             for first, bits in worker.chunks(source):
                 census.add(bits)
                 encoded = self._encode(bits, source.dtype)
@@ -70,8 +74,7 @@ class Copy:
 
     def run(self, worker: TransferWorker) -> None:
         for transfer in self.transfers:
-            for first, bits in worker.chunks(transfer.source):
-                worker.write(transfer.destinations, first, bits)
+            worker.copy(transfer, lambda bits: None)
 
 
 class ValueStats:

@@ -45,6 +45,11 @@ class TensorInfo:
     offset: int
     nbytes: int
 
+    @property
+    def end(self) -> int:
+        """Return the offset in the file after the tensor's last byte."""
+        return self.offset + self.nbytes
+
 
 def bytes_by_dtype(tensors: Iterable[TensorInfo]) -> dict[str, int]:
     counted: Counter[str] = Counter()

@@ -27,7 +27,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.checkpoints.direct_io import RankFiles, RankWriter, ReadBuffer, SourceFile, is_laid_out
+from trtspec.checkpoints.direct_io import (
+    DirectWriter,
+    RankFiles,
+    RankWriter,
+    ReadBuffer,
+    SourceFile,
+    is_laid_out,
+)
 from trtspec.checkpoints.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import failpoint
@@ -111,6 +118,7 @@ def _tasks_done(path: Path, stamp: str) -> frozenset[str]:
 
 
 CHUNK_BYTES = 2 << 20
+REPORT_BYTES = 16 << 20
 MOST_ROW_BYTES = 16 << 20
 SHOWN_FLAWS = 12
 # Tensors are moved as unsigned integers, because numpy has neither bfloat16 nor float8.
@@ -147,6 +155,15 @@ class Transfer:
     @property
     def num_rows(self) -> int:
         return _matrix(self.source.shape)[0]
+
+    def in_sequence(self) -> list[Destination]:
+        """Return the destinations in source order if each byte belongs to exactly one of them, else []."""
+        rows, columns = _matrix(self.source.shape)
+        parts = sorted(self.destinations, key=lambda part: part.rows.start)
+        ends = [0, *(part.rows.stop for part in parts)]
+        follow = all(part.rows.start == end and part.width == columns for part, end in zip(parts, ends, strict=False))
+        aligned = not any(part.offset % ITEM_BYTES[self.source.dtype] for part in parts)
+        return parts if follow and aligned and ends[-1] == rows else []
 
 
 class Encoding(Protocol):
@@ -201,13 +218,80 @@ class TransferWorker:
         self.flaws = flaws
         self._output, self._on_bytes, self._digests = output, on_bytes, digests
         self._buffer = ReadBuffer(CHUNK_BYTES)
+        self._file: SourceFile | None = None
+        self._unreported = 0
 
     def run(self, task: Task) -> bool:
         """Run a task and flush its output; return False if the task recorded an issue."""
         before = self.flaws.count
         task.encoding.run(self)
         self._output.flush()
+        self._report(0)
         return self.flaws.count == before
+
+    def close(self) -> None:
+        """Close the source file that was read last."""
+        if self._file:
+            self._file.close()
+
+    def copy(self, transfer: Transfer, check: Callable[[Rows], None]) -> None:
+        """Write a tensor unchanged to its destinations; `check` gets the bit patterns of every value once.
+
+        Bytes in the page cache are read directly into the memory that they are written from, if each belongs to one
+        destination and every destination has whole rows.
+        """
+        source, output, parts = transfer.source, self._output, transfer.in_sequence()
+        file = self._open(source.file)
+        if not (
+            parts
+            and isinstance(output, DirectWriter)
+            and output.gathers(source.nbytes)
+            and file.is_cached(source.offset, source.end)
+        ):
+            for first, bits in self.chunks(source):
+                check(bits)
+                self.write(transfer.destinations, first, bits)
+            return
+        position, dtype = source.offset, BITS[ITEM_BYTES[source.dtype]]
+        for part in parts:
+            offset, end = part.offset, part.offset + len(part.rows) * part.width * np.dtype(dtype).itemsize
+            while offset < end:
+                view = output.space(part.rank, offset)[: end - offset]
+                self._check_read(source, len(view), file.read_into(view, position))
+                self._hash(source, position, view)
+                check(np.frombuffer(view, dtype).reshape(1, -1))
+                output.fill(part.rank, len(view))
+                offset, position = offset + len(view), position + len(view)
+                self._report(len(view))
+        self._drop(file, source)
+
+    def _open(self, path: Path) -> SourceFile:
+        """Return the open source file; only the last one stays open, because a model may have hundreds."""
+        if self._file is None or self._file.path != path:
+            self.close()
+            self._file = SourceFile(path)
+        return self._file
+
+    def _check_read(self, source: TensorInfo, nbytes: int, count: int) -> None:
+        if count < nbytes:
+            message = f"ends inside tensor {source.name!r}; it was changed while being read"
+            hint = "build again when no process writes to it"
+            raise CheckpointError(message, where=str(source.file), hint=hint)
+
+    def _hash(self, source: TensorInfo, position: int, view: memoryview) -> None:
+        if source.file in self._digests:
+            self._digests[source.file].add(position, view)
+
+    def _drop(self, file: SourceFile, source: TensorInfo) -> None:
+        """Drop a tensor's pages: the kernel reuses them, and allocating new ones took half of the time."""
+        os.posix_fadvise(file.descriptor, source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
+
+    def _report(self, count: int) -> None:
+        """Count bytes as processed, and report all of them at the end of a task and after some MiB."""
+        self._unreported += count
+        if self._unreported and (not count or self._unreported >= REPORT_BYTES):
+            self._on_bytes(self._unreported)
+            self._unreported = 0
 
     def chunks(self, source: TensorInfo, *, last: bool = True) -> Iterator[tuple[int, Rows]]:
         """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a reused buffer.
@@ -227,24 +311,20 @@ class TransferWorker:
         if row_bytes > self._buffer.nbytes:
             self._buffer = ReadBuffer(row_bytes)
         step = max(1, self._buffer.nbytes // row_bytes) if row_bytes else max(1, rows)
-        with ExitStack() as stack:
-            file = SourceFile(stack, source.file)
-            direct = last and not file.is_cached(source.offset, source.offset + source.nbytes)
-            for begin in range(0, rows, step):
-                end = min(begin + step, rows)
-                position, nbytes = source.offset + begin * row_bytes, (end - begin) * row_bytes
-                view = self._buffer.read(file, position, nbytes, direct=direct)
-                if len(view) < nbytes:
-                    message = f"ends inside tensor {source.name!r}; it was changed while being read"
-                    hint = "build again when no process writes to it"
-                    raise CheckpointError(message, where=str(source.file), hint=hint)
-                if last and source.file in self._digests:
-                    self._digests[source.file].add(position, view)
-                yield begin, np.frombuffer(view, BITS[item]).reshape(end - begin, columns)
-                if last:
-                    self._on_bytes(len(view))
-            if last:  # the kernel reuses the pages: allocating new ones took half of the time
-                os.posix_fadvise(file.descriptor, source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
+        file = self._open(source.file)
+        direct = last and not file.is_cached(source.offset, source.end)
+        for begin in range(0, rows, step):
+            end = min(begin + step, rows)
+            position, nbytes = source.offset + begin * row_bytes, (end - begin) * row_bytes
+            view = self._buffer.read(file, position, nbytes, direct=direct)
+            self._check_read(source, nbytes, len(view))
+            if last:
+                self._hash(source, position, view)
+            yield begin, np.frombuffer(view, BITS[item]).reshape(end - begin, columns)
+            if last:
+                self._report(len(view))
+        if last:
+            self._drop(file, source)
 
     def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
         """Write encoded rows [count, columns] to every destination; `first` is the source row of the first one."""
@@ -342,6 +422,8 @@ def run_tasks(
             except BaseException:
                 queue.clear()
                 raise
+            finally:
+                worker.close()
 
         with ThreadPoolExecutor(threads) as pool:
             try:

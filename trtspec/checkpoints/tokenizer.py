@@ -14,20 +14,20 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoints.generation_config import find_end_ids, special_token
-from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source
+from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source, locate_model
 from trtspec.checkpoints.tokenizer_classes import apply_transformers_class
 from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.core.files import UnreadableFile, describe_read_error, read_bounded
 from trtspec.core.installation import installed_version
 from trtspec.core.paths import cache_dir
-from trtspec.core.sandbox import REFUSED, SandboxError, SandboxLimits, run_in_child
+from trtspec.core.sandbox import REFUSED, SandboxError, SandboxLimits, run_in_child, start_in_child
 
 
 class RenderedText(str):
@@ -40,6 +40,7 @@ class RenderedText(str):
 
 
 VETTED_FORMAT = "trtspec.vetted/1"
+ATTEMPT = "trtspec.checkpoints.tokenizer:attempt"
 TRIAL_LIMITS = SandboxLimits(memory_bytes=4 << 30, cpu_s=60, wall_s=180, output_bytes=4096)
 MAX_VETTED_BYTES = 64 << 20
 # The files that affect the loaded tokenizer, tokenizer.json first.
@@ -53,11 +54,12 @@ def vet(root: Path) -> None:
     """
     if find_spec("tokenizers") is None:
         return
-    passed = cache_dir() / "vetted" / _vetted_key(root)
+    ahead = _AHEAD.pop(root.absolute(), None)
+    passed, finish = ahead or (_passed_file(root), None)
     if passed.is_file():
         return
     try:
-        run_in_child("trtspec.checkpoints.tokenizer:attempt", str(root.absolute()), limits=TRIAL_LIMITS)
+        finish() if finish else run_in_child(ATTEMPT, str(root.absolute()), limits=TRIAL_LIMITS)
     except SandboxError as error:
         if error.cause == REFUSED:
             raise CheckpointError(error.message, where=str(root / VETTED_FILES[0]), hint=error.hint) from None
@@ -67,6 +69,29 @@ def vet(root: Path) -> None:
     with suppress(OSError):  # without the cache entry the trial is repeated
         passed.parent.mkdir(parents=True, exist_ok=True)
         passed.touch()
+
+
+@contextmanager
+def trial_ahead(model: str, revision: str | None) -> Iterator[None]:
+    """Try a model's tokenizer in a child process while the block runs; `vet` only waits for the trial's end."""
+    with ExitStack() as stack:
+        with suppress(TrtspecError, OSError):  # the checks of the recipe raise it again
+            root = locate_model(model, revision)
+            if find_spec("tokenizers") and tokenizer_file(root):
+                passed, finish = _passed_file(root), None
+                if not passed.is_file():
+                    finish = stack.enter_context(start_in_child(ATTEMPT, str(root.absolute()), limits=TRIAL_LIMITS))
+                _AHEAD[root.absolute()] = passed, finish
+                stack.callback(_AHEAD.pop, root.absolute(), None)
+        yield
+
+
+# By directory: the cache file of a tokenizer, and the function that waits for the end of its trial, if one runs.
+_AHEAD: dict[Path, tuple[Path, Callable[[], Any] | None]] = {}
+
+
+def _passed_file(root: Path) -> Path:
+    return cache_dir() / "vetted" / _vetted_key(root)
 
 
 def _vetted_key(root: Path) -> str:

@@ -22,6 +22,7 @@ from trtspec.cli.render import (
     show_table,
 )
 from trtspec.core.errors import TrtspecError
+from trtspec.core.paths import store_dir
 
 if TYPE_CHECKING:
     from trtspec.cli.progress import BuildBars
@@ -71,10 +72,10 @@ def build(
         return
     if strict or wait_for_nodes:
         raise TrtspecError("--strict and --wait-for-nodes require --on", hint="e.g. --on ray")
-    from trtspec.planning.pipeline import open_store
+    from trtspec.store.records import StepRates
 
     (loaded,) = recipes
-    with build_bars(open_store().rates.estimated_seconds) as bars:
+    with build_bars(StepRates(store_dir()).estimated_seconds) as bars:
         document = {"name": loaded.recipe.name, **build_alone(loaded, out, until, bars)}
     print_result(combine_documents([document]), lambda: show(document), as_json=json)
 

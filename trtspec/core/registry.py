@@ -25,12 +25,13 @@ from trtspec.core.errors import TrtspecError
 @cache
 def discover(package: str, attribute: str, part: str = "") -> dict[str, Any]:
     """Return a mapping from name to `attribute` for the built-in extensions in `package`, sorted by name."""
-    found = {}
-    for name in _built_in(package, part):
-        module = importlib.import_module(".".join(filter(None, (package, name, part))))
-        if hasattr(module, attribute):
-            found[name] = getattr(module, attribute)
-    return found
+    found = {name: _load(package, attribute, name, part) for name in _built_in(package, part)}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _load(package: str, attribute: str, name: str, part: str) -> Any:
+    """Return `attribute` of a built-in module, or None if the module does not define it."""
+    return getattr(importlib.import_module(".".join(filter(None, (package, name, part)))), attribute, None)
 
 
 def _built_in(package: str, part: str) -> list[str]:
@@ -88,11 +89,12 @@ def provider_version(package: str, name: str) -> str:
 def find_extension(package: str, attribute: str, name: str, what: str, part: str = "") -> Any:
     """Return `attribute` of the extension called `name`; `what` is the kind of extension, for error messages.
 
-    Raises TrtspecError, with the known names and the closest match, if the name is unknown.
+    A built-in extension is imported alone. Raises TrtspecError, with the known names and the closest match, if the name
+    is unknown.
     """
-    known = discover(package, attribute, part)
-    if name not in known:
-        known = discover_all(package, attribute, part)
+    if name in _built_in(package, part) and (found := _load(package, attribute, name, part)) is not None:
+        return found
+    known = discover_all(package, attribute, part)
     if name in known:
         return known[name]
     raise TrtspecError(f"unknown {what} {name!r}; known: {', '.join(known)}", hint=did_you_mean(name, known))

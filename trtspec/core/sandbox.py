@@ -15,7 +15,6 @@ whose message and hint are passed on to the caller.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import importlib
@@ -31,7 +30,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -78,9 +77,22 @@ class SandboxError(TrtspecError):
 
 def run_in_child(function: str, argument: Any, data: bytes = b"", *, limits: SandboxLimits) -> Any:
     """Call `function`, given as "module:name", in a new child process and return its result; raises SandboxError."""
+    with start_in_child(function, argument, data, limits=limits) as finish:
+        return finish()
+
+
+@contextlib.contextmanager
+def start_in_child(
+    function: str, argument: Any, data: bytes = b"", *, limits: SandboxLimits
+) -> Iterator[Callable[[], Any]]:
+    """Call `function` in a new child process while the block runs; yield a function that waits for its result.
+
+    The yielded function raises SandboxError. The child is killed when the block ends.
+    """
     child = SandboxChild(limits)
     try:
-        return child.ask(function, argument, data)
+        child.send(function, argument, data)
+        yield child.receive
     finally:
         child.end()
 
@@ -92,7 +104,7 @@ class SandboxChild:
         """Create a child; `prepare` is a function and its argument, called in each new process before any request."""
         self.limits, self._prepare = limits, prepare
         self._process: subprocess.Popen[bytes] | None = None
-        self._ready = False
+        self._ready, self._deadline = False, 0.0
 
     def start(self) -> None:
         """Start the process if it is not running; imports and preparation happen during the first request.
@@ -113,14 +125,27 @@ class SandboxChild:
 
     def ask(self, function: str, argument: Any, data: bytes = b"") -> Any:
         """Return the function's result; a SandboxError kills the process unless the cause is REFUSED."""
+        self.send(function, argument, data)
+        return self.receive()
+
+    def send(self, function: str, argument: Any, data: bytes = b"") -> None:
+        """Start a request, whose result is returned by `receive`; raises SandboxError like `ask`."""
         self.start()
-        try:
+        with self._ending_after_errors():
             if not self._ready and self._prepare:
-                self._exchange(*self._prepare, b"", START_S + self.limits.wall_s)
-                self._ready = True
-            value = self._exchange(function, argument, data, self.limits.wall_s + (0.0 if self._ready else START_S))
-            self._ready = True
-            return value
+                self._write_request(*self._prepare, b"")
+                self._read_answer()
+            self._write_request(function, argument, data)
+
+    def receive(self) -> Any:
+        """Return the result of the request that was sent; raises SandboxError like `ask`."""
+        with self._ending_after_errors():
+            return self._read_answer()
+
+    @contextlib.contextmanager
+    def _ending_after_errors(self) -> Iterator[None]:
+        try:
+            yield
         except SandboxError as error:
             if error.cause != REFUSED:
                 self.end()
@@ -147,11 +172,14 @@ class SandboxChild:
                 pipe.close()
         return process.wait(timeout=START_S)
 
-    def _exchange(self, function: str, argument: Any, data: bytes, timeout_s: float) -> Any:
+    def _write_request(self, function: str, argument: Any, data: bytes) -> None:
         head = json.dumps({"function": function, "argument": argument}).encode()
-        deadline = time.monotonic() + timeout_s
+        self._deadline = deadline = time.monotonic() + self.limits.wall_s + (0.0 if self._ready else START_S)
         self._write(_HEAD.pack(len(head), len(data)) + head, deadline)
         self._write(data, deadline)
+
+    def _read_answer(self) -> Any:
+        deadline = self._deadline
         length, _ = _HEAD.unpack(self._read(_HEAD.size, deadline))
         if length > self.limits.output_bytes + 4096:
             raise SandboxError(OUTPUT, f"the response is larger than {self.limits.output_bytes:,} bytes")
@@ -161,6 +189,7 @@ class SandboxChild:
             raise SandboxError(CRASH, "the process sent an invalid response") from None
         if "error" in answer:
             raise SandboxError(str(answer["error"]), str(answer.get("message")), answer.get("hint"))
+        self._ready = True
         return answer["value"]
 
     def _write(self, data: bytes, deadline: float) -> None:
@@ -260,9 +289,11 @@ class SandboxPool:
         """Return the result of `ask` without blocking the event loop; raises SandboxError if the queue is full."""
         if self._waiting >= MAX_QUEUED:
             raise SandboxError(TIME, f"more than {MAX_QUEUED} requests are waiting")
+        from asyncio import get_running_loop  # lazy: children and builds start faster without it
+
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self.ask, function, argument, data)
+            return await get_running_loop().run_in_executor(self._threads, self.ask, function, argument, data)
         finally:
             self._waiting -= 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch devices and dtypes, memory-mapped safetensors, and the saved state of interrupted computations.
+"""torch devices and dtypes, padded and memory-mapped tensors, and the saved state of interrupted computations.
 
 A saved state is one file, replaced atomically after its bytes are synced to disk.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,12 @@ def map_tensor(tensor: TensorInfo) -> Tensor:
     """Memory-map a stored tensor of one of TORCH_DTYPES on the CPU; writing to it does not change the file."""
     raw = np.memmap(tensor.file, np.uint8, "c", tensor.offset, tensor.nbytes)
     return torch.from_numpy(raw).view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape)
+
+
+def pad_rows(rows: Sequence[Sequence[int]], device: torch.device, width: int = 0, fill: int = 0) -> Tensor:
+    """Return rows of integers as a tensor [rows, longest row or `width`], with `fill` after the shorter ones."""
+    width = max(width, *map(len, rows))
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.int64, device=device)
 
 
 def choose_device(name: str) -> torch.device:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trtspec.engine.device import pad_rows
 from trtspec.engine.model.decoder import Decoder, KVCache
 
 Ids = npt.NDArray[np.int32]
@@ -154,13 +155,12 @@ def prefill(
     rows = len(texts)
     tails, starts = tails or [0] * rows, starts or [0] * rows
     texts = [text[start:] for text, start in zip(texts, starts, strict=True)]
-    longest = max(map(len, texts))
-    padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=model.device)
+    padded = pad_rows(texts, model.device)
     ends = [[len(text) - 1 - tail] for text, tail in zip(texts, tails, strict=True)]
     wanted = torch.tensor(ends, device=model.device) + torch.arange(max(tails) + 1, device=model.device)
     width = max(1, max_tokens // rows)
     found: Prefilled | None = None
-    for start in range(0, longest, width):
+    for start in range(0, padded.shape[1], width):
         chunk = padded[:, start : start + width]
         window = model.windows.chain([before + start for before in starts], chunk.shape[1], first_row)
         here = wanted - start

@@ -28,7 +28,7 @@ from trtspec.engine.constrained import (
     mask_logits,
     tree_masks,
 )
-from trtspec.engine.device import choose_device, compute_dtype
+from trtspec.engine.device import choose_device, compute_dtype, pad_rows
 from trtspec.engine.drafting.base import BatchShape, Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
 from trtspec.engine.drafting.fault_isolation import IsolatedDrafter
 from trtspec.engine.generation.request import NO_EDITS, EngineRequest, LogitEdits, Scores
@@ -166,9 +166,7 @@ class ExternalDrafts:
 
     def __init__(self, batch: Sequence[RunningRequest], device: torch.device) -> None:
         self._batch, self.lens = batch, [len(running.external_draft) for running in batch]
-        width = max(self.lens)
-        rows = [[*running.external_draft, *[0] * (width - len(running.external_draft))] for running in batch]
-        self.tokens = torch.tensor(rows, dtype=torch.int64, device=device)
+        self.tokens = pad_rows([running.external_draft for running in batch], device)
 
     def probs(self) -> Tensor | None:
         """Return the draft's distributions [rows, width, vocab], or None if no request has draft_logits.

@@ -263,7 +263,7 @@ def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = (
     toolchain.check_architectures(architectures)
     selected = tuple(sorted(set(names or known)))
     toolchain = toolchain if architectures else toolchain.for_cpus()
-    return LibrarySpec(selected, tuple(sorted(set(architectures))), _digest_sources(), toolchain)
+    return LibrarySpec(selected, tuple(sorted(set(architectures))), _digest_sources(_digest_files()), toolchain)
 
 
 def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
@@ -290,7 +290,8 @@ def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
     """Return up-to-date libraries with the named plugins, or all plugins: most GPU architectures first, and the wheel's
     before those of the cache.
     """
-    wanted, sources = set(names or discover_plugins()), (_digest_files(), _digest_sources())
+    wanted, files = set(names or discover_plugins()), _digest_files()
+    sources = (files, _digest_sources(files))
     made = (one for one in list_libraries() if one.sources in sources and one.machine == platform.machine())
     fitting = [one for one in made if wanted <= set(one.plugins)]
     return [one.path for one in sorted(fitting, key=lambda one: -len(one.architectures))]
@@ -376,9 +377,9 @@ def _source_line(found: re.Match[str]) -> str:
         return ""
 
 
-def _digest_sources() -> str:
+def _digest_sources(files: str) -> str:
     """Return the digest of the plugins' source files and the compiler flags: `sources` of a library in the cache."""
-    return compute_digest("trtspec.plugins.sources/3", (FLAGS, _digest_files()))
+    return compute_digest("trtspec.plugins.sources/3", (FLAGS, files))
 
 
 def _digest_files() -> str:

@@ -335,8 +335,7 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, document:
             _carry(out, temporary, directory)
         failpoint("publish.before-manifest")
         create_file(temporary / MANIFEST, document)
-        fsync_path(temporary / MANIFEST)
-        sync_directories(temporary)
+        sync_directories(temporary, [temporary / MANIFEST])
         replace_directory(temporary, out)
     finally:
         remove_leftovers(out)
@@ -410,5 +409,5 @@ def _explain_os_errors(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         message = f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}"
-        hint = "the old contents are unchanged; free disk space or fix permissions, then build again"
+        hint = "the old contents are unchanged; free disk space or fix permissions, then try again"
         raise StepError(message, where=str(out), hint=os_error_remedy(error) or hint) from error

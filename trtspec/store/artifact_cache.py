@@ -80,7 +80,7 @@ def record_source_locations(manifest: Manifest, sources: Mapping[str, str]) -> N
     }
     with suppress(OSError):  # on a full disk only `verify --source` is affected
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, dump_checksummed(LOCATIONS_SCHEMA, record))
+        replace_file(path, dump_checksummed(LOCATIONS_SCHEMA, record), durable=False)
 
 
 def find_source_location(manifest: Manifest, role: str) -> str | None:

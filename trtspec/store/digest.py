@@ -159,7 +159,7 @@ class DigestCache:
             with file_lock(self._path.with_suffix(".lock")):
                 newest = list({**self._load(), **digests}.items())[-self.MAX_FILES :]
                 data = dump_checksummed(CACHE_SCHEMA, {"digests": dict(newest)})
-                replace_file(self._path, data)
+                replace_file(self._path, data, durable=False)
 
     def _load(self) -> dict[str, str]:
         document = load_checksummed(CACHE_SCHEMA, self._path) or {"digests": {}}

@@ -22,7 +22,7 @@ from typing import Annotated, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trtspec.core.diagnostics import simplify_pydantic_message
-from trtspec.core.files import fsync_path, replace_file, sync_directories
+from trtspec.core.files import replace_file, sync_directories
 from trtspec.core.hashing import Segments, file_segments
 from trtspec.store.digest import dump_checksummed, load_checksummed
 from trtspec.store.file_records import FileRecord, Sha256
@@ -113,10 +113,10 @@ def seal_files(files_dir: Path, known: Mapping[str, Segments]) -> SealedFiles:
 
     `known` are the segments, by path, of files that were hashed while they were written.
     """
-    for path in scan(files_dir):
-        (files_dir / path).chmod(0o444)
-        fsync_path(files_dir / path)
-    sync_directories(files_dir)
+    paths = [files_dir / path for path in scan(files_dir)]
+    for path in paths:
+        path.chmod(0o444)
+    sync_directories(files_dir, paths)
     stamps = scan(files_dir)  # scan again: chmod changed the times
     unknown = {path: stamp for path, stamp in stamps.items() if path not in known}
     found = {**known, **_settled_segments(files_dir, unknown)}
@@ -198,7 +198,7 @@ def remember_stamps(layout: Layout, key: str, stamps: dict[str, Stamp]) -> None:
     path = layout.stamps(key)
     with suppress(OSError):  # on a full disk, the next reader hashes the files again
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, dump_checksummed(STAMPS_SCHEMA, {"stamps": stamps}))
+        replace_file(path, dump_checksummed(STAMPS_SCHEMA, {"stamps": stamps}), durable=False)
 
 
 def _stamps(layout: Layout, key: str) -> dict[str, Stamp]:

@@ -132,10 +132,10 @@ LEAST_BYTES = 16 << 20  # for smaller steps, start-up dominates the time
 
 
 class StepRates:
-    """Throughput in bytes per second of the latest runs, by `Step.kind`."""
+    """Throughput in bytes per second of the latest runs, by `Step.kind`, of the store in `root`."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, root: Path) -> None:
+        self._path = root / "rates.json"
 
     def note(self, step: Step, seconds: float) -> None:
         """Record the duration of a complete run; steps with less than LEAST_BYTES are ignored."""
@@ -144,7 +144,7 @@ class StepRates:
             known[step.kind] = [*known.get(step.kind, []), step.total_bytes / seconds][-KEPT:]
             with suppress(OSError):  # on a full disk only the estimate is lost
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(self._path, dump_checksummed(RATES_SCHEMA, {"rates": known}))
+                replace_file(self._path, dump_checksummed(RATES_SCHEMA, {"rates": known}), durable=False)
 
     def estimated_seconds(self, step: Step) -> float | None:
         """Return a step's estimated duration by the median throughput of its kind, or None if unknown."""

@@ -72,7 +72,7 @@ class Store:
         self.root = root
         self.remote = remote
         self.uses = Leases(root, clock)
-        self.rates = StepRates(root / "rates.json")
+        self.rates = StepRates(root)
         self._layout = Layout(root)
         self._clock = clock
 

@@ -25,7 +25,7 @@ from torch import Tensor, cat, split_with_sizes
 from torch.nn.utils.rnn import pad_sequence
 
 from trtspec.checkpoints.trtllm import load_checkpoint
-from trtspec.engine.device import choose_device, compute_dtype
+from trtspec.engine.device import choose_device, compute_dtype, pad_rows
 from trtspec.engine.model.decoder import Decoder
 from trtspec.training.texts import TrainingText, pool
 
@@ -44,9 +44,8 @@ class TrainingBatch:
     """
 
     def __init__(self, texts: Sequence[TrainingText], device: torch.device) -> None:
-        width = max(len(text.tokens) for text in texts)
         self.texts = tuple(texts)
-        self.tokens = torch.tensor([[*text.tokens, *[0] * (width - len(text.tokens))] for text in texts], device=device)
+        self.tokens = pad_rows([text.tokens for text in texts], device)
         spans = [range(len(text.prompt), len(text.tokens) - 1) for text in texts]
         self.counts = [len(span) for span in spans]
         self.rows = torch.tensor([row for row, span in enumerate(spans) for _ in span], device=device)
@@ -55,7 +54,7 @@ class TrainingBatch:
         self.following = self.tokens[self.rows, self.positions + 1]
         numbers = torch.arange(max(self.counts), device=device)
         first = torch.tensor([span.start for span in spans], device=device).unsqueeze(1)
-        self.grid = (first + numbers).clamp(max=width - 1)
+        self.grid = (first + numbers).clamp(max=self.tokens.shape[1] - 1)
         self.is_valid = numbers < torch.tensor(self.counts, device=device).unsqueeze(1)
 
     def tokens_after(self, step: int) -> Tensor:

@@ -3,20 +3,26 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import random
+import re
 import tarfile
 import time
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.store.registries.artifacts import DRAFT, contents, make_artifact
 from trtspec.core.errors import DigestMismatch, TrtspecError
+from trtspec.core.files import SequentialWriter
 from trtspec.core.hashing import PIECE_BYTES, SegmentsDigest, bytes_segments
+from trtspec.store.artifact import manifest_sha256
 from trtspec.store.file_records import FileRecord
 from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.listing import list_artifacts
@@ -181,6 +187,46 @@ def test_layout_is_not_mixed_with_other_files(built: Path, tmp_path: Path, monke
     for address in (f"file:{tmp_path}/nowhere:v1", f"file:{tmp_path}/nowhere/a.tar:v1"):
         with pytest.raises(TrtspecError, match="cannot be created"):
             push_artifact(built, address)
+
+
+def push_until_rename(built: Path, address: str, name: str) -> None:
+    """Push in a child process, which ends as if it was killed when it renames a file to a name that matches."""
+    rename, replace = os.rename, os.replace
+
+    def ending(call: Any, source: Any, target: Any, **options: Any) -> None:
+        if re.fullmatch(name, os.path.basename(target)):
+            os._exit(9)
+        call(source, target, **options)
+
+    if (child := os.fork()) == 0:
+        os.rename, os.replace = partial(ending, rename), partial(ending, replace)
+        push_artifact(built, address)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.parametrize("name", ["index.json", "oci-layout", "document", "file"])
+def test_temporary_file_of_a_killed_writer_is_deleted_by_the_next_one(tmp_path: Path, name: str) -> None:
+    built, layout = make_artifact(tmp_path / "built", 3000, 1000), tmp_path / "layout"
+    documents = {"document": manifest_sha256(built), "file": hashlib.sha256((built / DRAFT).read_bytes()).hexdigest()}
+    push_until_rename(built, f"file:{layout}:v1", documents.get(name, name))
+    assert [*layout.rglob(".*")]
+    push_artifact(built, f"file:{layout}:v1")
+    assert not [*layout.rglob(".*")]
+
+
+@pytest.mark.parametrize("name", ["layout", "layout.tar"])
+def test_full_disk_is_named_and_publishes_nothing(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(self: SequentialWriter, data: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    address = f"file:{tmp_path}/{name}:v1"
+    monkeypatch.setattr(SequentialWriter, "write", fail)
+    with pytest.raises(TrtspecError, match=f"{re.escape(address)}: no space left .*\n.*then push again"):
+        push_artifact(built, address)
+    assert not [each for each in tmp_path.rglob("*") if ".upload-" in each.name or ".tmp-" in each.name]
 
 
 def test_file_that_is_read_again_while_its_end_is_hashed_is_unchanged(

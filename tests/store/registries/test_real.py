@@ -7,8 +7,6 @@ import hashlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -18,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.registries.artifacts import DRAFT, TARGET, contents, make_artifact, seal
+from tests.store.registries.artifacts import DRAFT, TARGET, contents, make_artifact
 from tests.store.registries.conftest import REAL
+from tests.store.registries.memory import check_memory, large_artifact
 from tests.store.registries.real import skopeo
 from trtspec.core.errors import TrtspecError
 from trtspec.store.artifact import load_manifest, verify_files
@@ -29,8 +28,6 @@ from trtspec.store.registries.pull import pull_artifact
 from trtspec.store.registries.push import push_artifact
 
 MIB = 1 << 20
-MAX_RSS_BYTES = 64 * MIB  # beyond what the command takes for a small artifact
-PEAK = "import resource; peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024; print(peak)"
 
 
 def test_round_trip_and_documents(docker_registry: str, tmp_path: Path) -> None:
@@ -142,32 +139,10 @@ def test_flipped_bit_in_the_registrys_storage_is_refused(
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("mib", [64, 1024])
-def test_memory_does_not_depend_on_the_size(docker_registry: str, tmp_path: Path, mib: int) -> None:
-    small = make_artifact(tmp_path / "small", seed=21)
-    root = tmp_path / "large"
-    (root / TARGET).parent.mkdir(parents=True)
-    with (root / TARGET).open("wb") as file:  # mostly zeros, which take no space here
-        file.truncate(mib * MIB)
-        file.write(random.Random(mib).randbytes(MIB))
-    seal(root, [TARGET])
-    peaks = {}
-    for name, artifact in (("small", small), ("large", root)):
-        address = f"oci://{docker_registry}/memory/{name}:{mib}"
-        peaks[name] = [
-            peak_bytes(f"trtspec.push({str(artifact)!r}, {address!r})"),
-            peak_bytes(f"trtspec.pull({address!r}, out={str(tmp_path / ('out-' + name))!r})"),
-        ]
-    assert (tmp_path / "out-large" / TARGET).stat().st_size == mib * MIB
-    for before, after in zip(peaks["small"], peaks["large"], strict=True):
-        assert after - before < 16 * MIB
-        assert after - peak_bytes("") < MAX_RSS_BYTES
-
-
-def peak_bytes(code: str) -> int:
-    """Return the largest memory of a process that runs code of the Python API."""
-    script = f"import trtspec, trtspec.cli.app; import pydantic, blake3\n{code}\n{PEAK}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
-    return int(done.stdout.split()[-1])
+def test_memory_is_bounded(docker_registry: str, tmp_path: Path, mib: int) -> None:
+    root = large_artifact(tmp_path / "large", mib)
+    check_memory(root, f"oci://{docker_registry}/memory/large:{mib}", tmp_path / "out")
+    assert (tmp_path / "out" / TARGET).stat().st_size == mib * MIB
 
 
 def test_oras_reads_what_was_pushed(docker_registry: str, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.store.registries.artifacts import DRAFT, TARGET, contents, make_artif
 from tests.store.registries.conftest import REAL
 from tests.store.registries.double import Fault
 from tests.store.registries.faulty import FaultyProxy, running_proxy
+from tests.store.registries.memory import check_memory, large_artifact
 from tests.store.registries.s3_servers import SECRET, USER, rclone, running_rclone, running_swift
 from tests.store.registries.test_real import check_is_whole, check_tag_is_whole, is_killed_after
 from trtspec.core.errors import DigestMismatch, TrtspecError
@@ -33,7 +34,7 @@ from trtspec.store.registries.push import push_artifact
 from trtspec.store.registries.referrers import attach_document, list_referrers
 from trtspec.store.registries.repository import Opening, open_location
 
-boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
+botocore = pytest.importorskip("botocore.session", reason="botocore is not installed")
 BUCKET = "artifacts"
 MIB = 1 << 20
 QUICK = replace(REAL, read_s=3)
@@ -45,7 +46,7 @@ def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     running = running_swift if request.param == "swift" else running_rclone
     with running(tmp_path_factory.mktemp("s3") / "data") as address:
         secrets = {"aws_access_key_id": USER, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
-        boto3.session.Session().client("s3", endpoint_url=address, **secrets).create_bucket(Bucket=BUCKET)
+        botocore.get_session().create_client("s3", endpoint_url=address, **secrets).create_bucket(Bucket=BUCKET)
         yield address
 
 
@@ -59,7 +60,7 @@ def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("AWS_EC2_METADATA_DISABLED", "true"),
     ):
         monkeypatch.setenv(name, value)
-    return boto3.session.Session().client("s3", region_name="us-east-1")
+    return botocore.get_session().create_client("s3", region_name="us-east-1")
 
 
 def keys(client: Any, prefix: str) -> list[str]:
@@ -135,9 +136,9 @@ def test_interrupted_upload_sends_only_the_missing_parts(
     bucket: Any, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, sent, is_broken = f"s3://{BUCKET}/parts/large:v1", [], True
-    send = s3.S3Repository.send
+    send = s3.S3Service.send
 
-    def limited(self: s3.S3Repository, operation: str, arguments: dict[str, Any], *rest: Any) -> Any:
+    def limited(self: s3.S3Service, operation: str, arguments: dict[str, Any], *rest: Any) -> Any:
         if operation == "upload_part":
             if is_broken and arguments["PartNumber"] == 3:
                 time.sleep(2)
@@ -145,7 +146,7 @@ def test_interrupted_upload_sends_only_the_missing_parts(
             sent.append(arguments["PartNumber"])
         return send(self, operation, arguments, *rest)
 
-    monkeypatch.setattr(s3.S3Repository, "send", limited)
+    monkeypatch.setattr(s3.S3Service, "send", limited)
     with pytest.raises(OSError, match="a crash"):
         push_artifact(large, address)
     assert keys(bucket, "parts/") == []
@@ -180,17 +181,17 @@ def test_pushers_of_one_file_end_each_others_uploads(
     bucket: Any, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first whole object serves all: the other pushers find their upload ended, and the object in place."""
-    address, send = f"s3://{BUCKET}/together/large:v1", s3.S3Repository.send
+    address, send = f"s3://{BUCKET}/together/large:v1", s3.S3Service.send
     pushed = []
 
-    def overtaken(self: s3.S3Repository, operation: str, arguments: dict[str, Any], *rest: Any) -> Any:
+    def overtaken(self: s3.S3Service, operation: str, arguments: dict[str, Any], *rest: Any) -> Any:
         if operation == "upload_part" and arguments["PartNumber"] == 2 and not pushed:
             pushed.append("")
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(push_artifact, large, address).result()
         return send(self, operation, arguments, *rest)
 
-    monkeypatch.setattr(s3.S3Repository, "send", overtaken)
+    monkeypatch.setattr(s3.S3Service, "send", overtaken)
     push_artifact(large, address)
     assert only(bucket, "together/") == []
     assert contents(pull_artifact(address, lambda *_: tmp_path / "out").artifact) == contents(large)
@@ -301,6 +302,14 @@ def test_mistakes_are_explained(bucket: Any, built: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(TrtspecError, match=r"(?i)credentials"):
         push_artifact(built, f"s3://{BUCKET}/tiny:v1", patience=QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("endpoint", ["rclone"], indirect=True)
+@pytest.mark.parametrize("mib", [1, 512])
+def test_memory_is_bounded(bucket: Any, tmp_path: Path, mib: int) -> None:
+    root = large_artifact(tmp_path / "built", mib)
+    check_memory(root, f"s3://{BUCKET}/memory/large:{mib}", tmp_path / "out")
 
 
 @pytest.mark.slow

@@ -280,12 +280,12 @@ def test_plan_shows_what_the_team_store_has(machines: Machines) -> None:
 
 
 def test_bucket_is_a_team_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    boto3 = pytest.importorskip("boto3")
+    botocore = pytest.importorskip("botocore.session")
     with running_rclone(tmp_path / "data") as endpoint:
         environment = {"AWS_ENDPOINT_URL_S3": endpoint, "AWS_ACCESS_KEY_ID": USER, "AWS_SECRET_ACCESS_KEY": SECRET}
         for name, value in {**environment, "AWS_EC2_METADATA_DISABLED": "true"}.items():
             monkeypatch.setenv(name, value)
-        boto3.session.Session().client("s3", region_name="us-east-1").create_bucket(Bucket="team")
+        botocore.get_session().create_client("s3", region_name="us-east-1").create_bucket(Bucket="team")
         machines = Machines(tmp_path, "s3://team/store")
         one, two, step = machines.store("one"), machines.store("two"), Odd(1)
         assert [store.obtain(step).status for store in (one, two)] == ["built", "fetched"]

@@ -13,6 +13,7 @@ import platform
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import zip_longest
 from typing import Any
@@ -215,7 +216,7 @@ def build_document(
             for name, each in swept.arms.items()
         },
         "workload": workload.as_dict(),
-        "slo": slo.as_dict() if slo else None,
+        "slo": asdict(slo) if slo else None,
         "client": {"machine": platform.machine(), "processors": os.cpu_count(), "python": platform.python_version()},
         "noise": noise,
         "points": found,

@@ -16,7 +16,7 @@ Service level objectives limit these metrics per request and define goodput (Dis
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -125,9 +125,6 @@ class Slo:
             return False
         limits = ((sample.ttft_ms, self.ttft_ms), (sample.tpot_ms, self.tpot_ms), (sample.e2e_ms, self.e2e_ms))
         return all(limit is None or (took or 0.0) <= limit for took, limit in limits)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def parse_slo(text: str) -> Slo:

@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.engine.device import pad_rows
 from trtspec.engine.drafting.base import (
     SAME,
     BatchShape,
@@ -143,7 +144,8 @@ class FeaturePairDrafter(Drafter):
         rows, width, _ = features.shape
         following = [[*prompt[start + 1 : start + 1 + width]] for prompt in self._prompts]
         window = self._head.windows.chain([start] * rows, width, self._first_row)
-        self._head.forward(self._padded(following, width), self._head.fuse(features.flatten(0, 1)), window)
+        tokens = pad_rows(following, self._head.device, width)
+        self._head.forward(tokens, self._head.fuse(features.flatten(0, 1)), window)
         for row, prompt in enumerate(self._prompts):
             if start < len(prompt) <= start + width:
                 at = len(prompt) - 1 - start
@@ -163,9 +165,6 @@ class FeaturePairDrafter(Drafter):
         self._head.cache.move_row(source, target, length)
         self._waiting[target] = self._waiting[source]
 
-    def _padded(self, tokens: Sequence[Sequence[int]], width: int) -> Tensor:
-        return torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=self._head.device)
-
 
 class FeatureDrafter(FeaturePairDrafter):
     """Drafter that runs a head token by token; a `TreeBuilder` determines the shape of the draft."""
@@ -180,7 +179,7 @@ class FeatureDrafter(FeaturePairDrafter):
         counts = [len(features) for features in waiting]
         features = pad_sequence(waiting, batch_first=True)
         width = features.shape[1]
-        tokens = self._padded([text[-count:] for text, count in zip(texts, counts, strict=True)], width)
+        tokens = pad_rows([text[-count:] for text, count in zip(texts, counts, strict=True)], head.device)
         window = head.windows.chain([len(text) - 1 - count for text, count in zip(texts, counts, strict=True)], width)
         found = head.forward(tokens, head.fuse(features.flatten(0, 1)), window)
         last = [row * width + count - 1 for row, count in enumerate(counts)]

@@ -43,6 +43,7 @@ LOOPBACK = "127.0.0.1"
 REMOTE = "TRTSPEC_REMOTE"
 ACCELERATOR, GPU = "ray.io/accelerator-type", "gpu"  # Ray detects the first; the second is a user's
 INTERNAL = "ray.io/"
+OWN_NODE_LOST = "Ray's raylet on the machine that drives the build has ended"
 AGAIN = "run the same command again: finished steps are cached"
 
 T = TypeVar("T")
@@ -127,11 +128,18 @@ class RayPool(Pool):
         self._run = ray.remote(max_retries=0)(run_task)
         self._look: Any = None
         self._looked_at = 0.0
+        is_client = ray.util.client.ray.is_connected()
+        self._own = "" if is_client else ray.get_runtime_context().get_node_id()  # the node of the driver
         self.shares_store = self._check_sites()
 
     def nodes(self) -> list[Node]:
-        """Return the living nodes with a processor for steps."""
+        """Return the living nodes with a processor for steps; raises TrtspecError if the driver's own one is lost.
+
+        Ray 2.60 then reports no running task as lost.
+        """
         found = _bounded(self._ray.nodes, CALL_S, f"{self._cluster} does not respond")
+        if any(each["NodeID"] == self._own and not each["Alive"] for each in found):
+            raise TrtspecError(OWN_NODE_LOST, where=self._cluster, hint=AGAIN)
         living = [each for each in found if each["Alive"] and each["Resources"].get("CPU", 0) >= 1]
         hosts = [each["NodeManagerHostname"] for each in living]
         self._nodes, self._labels = {}, {}
@@ -245,6 +253,8 @@ class RayPool(Pool):
             return [Lost(key, "the cluster", "the task was cancelled")]
         except errors.RayTaskError as error:
             return [Finished(key, Outcome("failed", "the cluster", failure=_import_failure(error)))]
+        except errors.LocalRayletDiedError:  # of the driver: every further task would be lost at once
+            raise
         except errors.RayError as error:
             self._nodes.pop(identity, None)  # not again before the next look at the nodes
             return [Lost(key, "a node", _first_line(error))]
@@ -346,6 +356,8 @@ def _explain_lost_connection(cluster: str) -> Iterator[None]:
 
     try:
         yield
+    except ray.exceptions.LocalRayletDiedError:
+        raise TrtspecError(OWN_NODE_LOST, where=cluster, hint=AGAIN) from None
     except (ConnectionError, ray.exceptions.RaySystemError, ray.exceptions.RpcError) as error:
         message = f"the connection was lost: {_first_line(error)}"
         raise TrtspecError(message, where=cluster, hint=AGAIN) from None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.core.errors import CheckpointError
+from trtspec.engine.device import pad_rows
 from trtspec.engine.drafting.base import (
     ConfidenceFloor,
     Drafter,
@@ -84,7 +85,7 @@ class DraftModelDrafter(ModelDrafter):
         width = max(len(new) for _, new in rows)
         first = model.windows.chain([start for start, _ in rows], width)
         windows = model.windows.singles([start + len(new) for start, new in rows], depth - 1)
-        tokens = torch.tensor([new + [0] * (width - len(new)) for _, new in rows], device=model.device)
+        tokens = pad_rows([new for _, new in rows], model.device)
         lasts = torch.tensor([row * width + len(new) - 1 for row, (_, new) in enumerate(rows)], device=model.device)
         logits = reading.shared(model.forward(tokens, first, lasts))
         self._ahead = 0

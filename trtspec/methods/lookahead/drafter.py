@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from trtspec.engine.device import pad_rows
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens, VerifyOutcome
 from trtspec.kernels.tree import Tree
 from trtspec.methods.lookahead import LookaheadOptions
@@ -140,8 +141,7 @@ class LookaheadDrafter(Drafter):
         """Append the target's most probable next token to each column."""
         if not self._ends:
             return
-        most = max(map(len, self._ends))
-        ends = torch.tensor([[*row, *[0] * (most - len(row))] for row in self._ends], device=self._device)
+        ends = pad_rows(self._ends, self._device)
         rows = torch.arange(len(ends), device=self._device).unsqueeze(1)
         for row, following in enumerate(outcome.logits[rows, ends].argmax(-1).tolist()):
             self._rows[row].learn(following[: len(self._ends[row])])

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from trtspec.engine.device import pad_rows
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.generation.suffixes import SuffixIndex
 
@@ -28,10 +27,7 @@ class NgramDrafter(Drafter):
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Return a chain of `depth` tokens for each row with a match, and an empty one for other rows."""
         chains = [self._continuation(row, text, depth) for row, text in enumerate(texts)]
-        lens = [len(chain) for chain in chains]
-        width = max(lens)
-        tokens = torch.tensor([chain or [0] * width for chain in chains], dtype=torch.int64, device=self._device)
-        return DraftTokens(tokens, lens=lens)
+        return DraftTokens(pad_rows(chains, self._device), lens=[len(chain) for chain in chains])
 
     def _continuation(self, row: int, text: Sequence[int], depth: int) -> list[int]:
         index = self._indexes[row]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from trtspec.engine.device import pad_rows
 from trtspec.engine.drafting.base import (
     BatchShape,
     ConfidenceFloor,
@@ -61,13 +62,13 @@ class ParallelFeatureDrafter(FeaturePairDrafter):
         head, waiting = self._head, self._take(len(texts))
         counts = [len(states) for states in waiting]
         width = max(counts) + depth - 1
-        masks = [head.mask_token] * width
-        pairs = [[*text[-count:], *masks[count:]] for text, count in zip(texts, counts, strict=True)]
+        known = [text[-count:] for text, count in zip(texts, counts, strict=True)]
+        tokens = pad_rows(known, head.device, width, fill=head.mask_token)
         features = [
             torch.cat([head.fuse(states), head.mask_feature.expand(width - len(states), -1)]) for states in waiting
         ]
         starts = [len(text) - 1 - count for text, count in zip(texts, counts, strict=True)]
-        found = head.forward(self._padded(pairs, width), torch.cat(features), head.windows.chain(starts, width))
+        found = head.forward(tokens, torch.cat(features), head.windows.chain(starts, width))
         at = [row * width + count - 1 + step for row, count in enumerate(counts) for step in range(depth)]
         logits = head.logits(found[at]).view(len(texts), depth, -1)
         return draft_parallel(logits, sampling, self._floors, head.vocabulary)

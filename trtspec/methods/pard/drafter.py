@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from trtspec.engine.device import pad_rows
 from trtspec.engine.drafting.base import ConfidenceFloor, DrafterConfig, DraftSampling, DraftTokens, draft_parallel
 from trtspec.methods.draft_target.drafter import ModelDrafter
 
@@ -26,9 +27,9 @@ class ParallelModelDrafter(ModelDrafter):
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> DraftTokens:
         """Draft `depth` tokens per row: one after the text, and one after each mask."""
         model, starts = self._model, self._at[: len(texts)]
-        news = [[*text[start:]] for text, start in zip(texts, starts, strict=True)]
+        news = [text[start:] for text, start in zip(texts, starts, strict=True)]
         width = max(map(len, news)) + depth - 1
-        tokens = torch.tensor([new + [self._mask] * (width - len(new)) for new in news], device=model.device)
+        tokens = pad_rows(news, model.device, width, fill=self._mask)
         at = [row * width + len(new) - 1 + step for row, new in enumerate(news) for step in range(depth)]
         logits = model.forward(tokens, model.windows.chain(starts, width), torch.tensor(at, device=model.device))
         self._at[: len(texts)] = map(len, texts)

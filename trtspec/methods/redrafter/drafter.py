@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trtspec.engine.device import pad_rows
 from trtspec.engine.drafting.base import DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.drafting.feature_drafters import HiddenStateDrafter
 from trtspec.engine.model.decoder import Decoder
@@ -80,7 +81,7 @@ class RecurrentDrafter(HiddenStateDrafter):
         last = torch.tensor([text[-1:] for text in texts], device=self._hidden.device)
         trees = [merge(levels, depth) for levels in self._search(self._hidden[: len(texts)], last)]
         width = max(len(parents) for _, parents in trees)
-        tokens = torch.tensor([[*row, *[0] * (width - 1 - len(row))] for row, _ in trees], device=last.device)
+        tokens = pad_rows([row for row, _ in trees], last.device)
         return DraftTokens(tokens, tree=Tree(np.array([[*row, *[-1] * (width - len(row))] for _, row in trees])))
 
     def _search(self, contexts: Tensor, tokens: Tensor) -> list[list[BeamLevel]]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
+from trtspec.engine.device import pad_rows
 from trtspec.engine.drafting.base import Drafter, DrafterConfig, DraftSampling, DraftTokens
 from trtspec.engine.generation.suffixes import SuffixHistory, SuffixTree
 
@@ -55,10 +54,7 @@ class SuffixDrafter(Drafter):
         """Return a chain of at most `depth` tokens for each row; empty if the row's last tokens are new."""
         # truncated afterwards: the limit can affect the prediction, and a row's draft must not depend on its batch
         chains = [self._predict(row, text)[:depth] for row, text in enumerate(texts)]
-        lens = [len(chain) for chain in chains]
-        width = max(lens)
-        padded = [[*chain, *[0] * (width - len(chain))] for chain in chains]
-        return DraftTokens(torch.tensor(padded, dtype=torch.int64, device=self._device), lens=lens)
+        return DraftTokens(pad_rows(chains, self._device), lens=[len(chain) for chain in chains])
 
     def _predict(self, row: int, text: Sequence[int]) -> list[int]:
         request, options = self._rows[row], self._options

@@ -77,7 +77,7 @@ class ChoiceGeneration:
 
     def _push(self, ids: list[int]) -> bool:
         """Write the event of new tokens; return False to leave them, or the delta that ends the text, to `deltas`."""
-        if self.events is None or not self.events.is_ready:
+        if self.events is None or not self.events.are_taken():
             return False
         assert isinstance(self.text, TokenGeneration)  # models with text tensors have no token channels
         delta = self.text.take_ids(ids)
@@ -90,26 +90,26 @@ class ChoiceGeneration:
 
 
 class DirectEvents:
-    """Writes the events of a streamed response with one completion as its tokens arrive, without waking a task."""
+    """Writes the events of a streamed response with one completion as its tokens arrive, without waking a task.
+
+    Call `write` only while `are_taken` returns True.
+    """
 
     def __init__(self, exchange: HttpExchange, form: CompletionFormat) -> None:
-        self._exchange, self._form = exchange, form
-        self._render = form.text_chunk(0)
-
-    @property
-    def is_ready(self) -> bool:
-        return self._exchange.takes_events
+        self._form = form
+        self._render, self._write = form.text_chunk(0), exchange.write_now
+        self.are_taken = exchange.takes_events
 
     def write(self, delta: Delta | str) -> bool:
         """Write the event of a delta; return False if it is empty and has none."""
         if isinstance(delta, str):
             if not delta:
                 return False
-            self._exchange.write_now(self._render(delta))
+            self._write(self._render(delta))
         else:
             if delta.is_empty:
                 return False
-            self._exchange.write_now(self._form.chunk(0, delta, first=False))
+            self._write(self._form.chunk(0, delta, first=False))
         return True
 
 

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import resource
-from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -86,23 +85,27 @@ class ChunkWriter:
     """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+        self._cycle, self._flow = cycle, cycle.flow
         self._transport = cycle.transport
+        self._is_closing, self._buffered_bytes = self._transport.is_closing, self._transport.get_write_buffer_size
         self._file: int = cycle.transport.get_extra_info("socket").fileno()
 
-    @property
     def is_ready(self) -> bool:
         """Return True if the response is a stream that has begun and whose client reads it."""
         cycle = self._cycle
-        is_over = cycle.response_complete or cycle.disconnected or self._transport.is_closing()
-        return bool(cycle.chunked_encoding) and not (is_over or cycle.flow.write_paused)
+        if not cycle.chunked_encoding or self._flow.write_paused:
+            return False
+        return not (cycle.response_complete or cycle.disconnected or self._is_closing())
 
     def write(self, body: bytes) -> None:
         """Write a chunk that is not empty; `is_ready` must be True."""
         chunk = b"%x\r\n%b\r\n" % (len(body), body)
-        if not self._transport.get_write_buffer_size():
-            with suppress(OSError):  # the transport waits for a full socket and reports others
-                chunk = chunk[os.write(self._file, chunk) :]
+        if not self._buffered_bytes():
+            try:
+                sent = os.write(self._file, chunk)
+            except OSError:  # the transport waits for a full socket and reports others
+                sent = 0
+            chunk = chunk[sent:]
         if chunk:
             self._transport.write(chunk)
 

@@ -192,11 +192,11 @@ class HttpExchange:
             return
         await self._put({"type": "http.response.body", "body": event, "more_body": True})
 
-    @property
     def takes_events(self) -> bool:
         """Return True if `write_now` can write an event: the stream has begun, and its client reads it."""
-        is_free = self._streams and not self._writes and self.error is None
-        return is_free and self._chunks is not None and self._chunks.is_ready
+        if not self._streams or self._writes or self.error is not None or self._chunks is None:
+            return False
+        return self._chunks.is_ready()
 
     def write_now(self, event: bytes) -> None:
         """Write an event of the stream without waiting, while `takes_events` is True."""

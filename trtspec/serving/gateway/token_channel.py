@@ -54,12 +54,12 @@ class StreamInbox:
 
     def put(self, ids: list[int]) -> None:
         self.received += len(ids)
-        waits = self._waiter is not None and not self._waiter.done()
-        pushed = waits and self._push is not None and self._push(ids)
-        if not pushed:
+        waiter, push = self._waiter, self._push
+        if push is None or waiter is None or waiter.done() or not push(ids):
             self._ids += ids
-        if not pushed or self.received >= self.expected:
-            self.wake()
+        elif self.received < self.expected:
+            return
+        self.wake()
 
     def take(self) -> bytes:
         """Return the tokens since the last call as raw int32."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from trtspec.core.errors import DigestMismatch, TrtspecError
+from trtspec.core.errors import DigestMismatch, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.files import read_bounded
 from trtspec.store.artifact import MAX_BYTES, Artifact, load_artifact
 from trtspec.store.artifact_paths import MANIFEST
@@ -90,6 +90,11 @@ def push_artifact(
     repository = open_location(address, Opening(True, patience or Patience(), stopped, known))
     try:
         return _Push(artifact, address, repository, known, stopped, on_progress).run()
+    except OSError as error:
+        if (refused := describe_os_error_at(error, address)) is None:
+            raise
+        hint = "free disk space or fix permissions, then push again"
+        raise TrtspecError(refused, where=address, hint=os_error_remedy(error) or hint) from error
     finally:
         stopped.set()
         repository.close()

@@ -63,6 +63,7 @@ LOCK_TIMEOUT_S = 600.0
 UNUSED_S = 3600.0  # younger blobs without a manifest may be part of a running upload
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _LEFTOVER = re.compile(r"\.upload-[0-9a-f]{16}")
+_INDEX_LEFTOVER = re.compile(r"\.(index\.json|oci-layout)\.[0-9a-f]{16}\.tmp")
 BLOCK = tarfile.BLOCKSIZE
 
 
@@ -228,7 +229,10 @@ class DirectoryLayout(_Layout):
                 return
 
     def upload_bytes(self, data: bytes) -> None:
-        replace_file(self._blobs / hashlib.sha256(data).hexdigest(), data)
+        with self._temporary_file() as (temporary, file):
+            write_all(file.fileno(), data, 0)
+            os.fsync(file.fileno())
+            os.rename(temporary, self._blobs / hashlib.sha256(data).hexdigest())
 
     def publish(self, manifest: bytes, tag: str = "") -> None:
         tag = tag or self.reference
@@ -278,6 +282,8 @@ class DirectoryLayout(_Layout):
     def _locked(self) -> Iterator[None]:
         lock = _acquired(Path(os.path.realpath(self.path)), self._timeout_s)
         try:
+            for leftover in filter(lambda each: _INDEX_LEFTOVER.fullmatch(each.name), self.path.iterdir()):
+                leftover.unlink(missing_ok=True)
             yield
         finally:
             lock.release()

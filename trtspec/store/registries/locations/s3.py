@@ -98,25 +98,25 @@ class S3Repository:
     place = ""
 
     def __init__(self, rest: str, opening: Opening) -> None:
-        self._bucket, self._prefix, self.reference = parse_address(rest)
+        bucket, self._prefix, self.reference = parse_address(rest)
         if opening.for_writing and ":" in self.reference:
             raise TrtspecError("an artifact is pushed to a tag, not to a digest", hint=EXAMPLE)
-        self.label = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        self.label = f"s3://{bucket}/{self._prefix}".rstrip("/")
         self._known, self._stopped = opening.known, opening.stopped
-        self._service = S3Service(self.label, opening)
+        self.service = S3Service(self.label, bucket, opening)
         self._pool = ThreadPoolExecutor(PART_THREADS)
         if opening.for_writing:
             remove_old_sessions(time.time())
 
     def interrupt(self) -> None:
-        self._service.client.interrupt()
+        self.service.client.interrupt()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._service.client.close()
+        self.service.client.close()
 
     def failed(self) -> Callable[[Exception], None]:
-        attempts = self._service.attempts()
+        attempts = self.service.attempts()
 
         def handle(error: Exception) -> None:
             attempts.failed(error if isinstance(error, Broken) else Broken(str(error)))
@@ -127,14 +127,14 @@ class S3Repository:
         """Return an image manifest; raises DigestMismatch if the object has other bytes than its name promises."""
         reference = reference or self.reference
         digest = reference if ":" in reference else self._tagged(reference).digest
-        data = self._service.read(self._bucket, self._blob_key(digest), MAX_MANIFEST_BYTES)
+        data = self.service.read(self._blob_key(digest), MAX_MANIFEST_BYTES)
         if data is None:
             raise UnknownReference(f"{self.label} has no manifest of {reference}", hint=f"trtspec list {self.label}")
         check_digest(self.label, "the manifest", data, digest)
         return data
 
     def _tagged(self, tag: str) -> Descriptor:
-        data = self._service.read(self._bucket, f"{self._prefix}tags/{tag}", MAX_TAG_BYTES)
+        data = self.service.read(f"{self._prefix}tags/{tag}", MAX_TAG_BYTES)
         if data is None:
             raise UnknownReference(f"{self.label} has no {tag}", hint=f"trtspec list {self.label} shows its tags")
         try:
@@ -160,17 +160,17 @@ class S3Repository:
 
     def referrers(self, digest: str) -> list[Referrer]:
         keys = (key for key, _ in self._list(self._referrers(digest)))
-        found = [self._service.read(self._bucket, key, MAX_TAG_BYTES) for key in islice(keys, MAX_REFERRERS)]
+        found = [self.service.read(key, MAX_TAG_BYTES) for key in islice(keys, MAX_REFERRERS)]
         return read_referrers(_parse_entry(data) for data in found if data is not None)
 
     def remove(self, tags: Sequence[str]) -> None:
         """Remove tags, and blobs that no manifest needs and that are older than UNUSED_S seconds."""
         for tag in tags:
-            self.call("delete_object", Key=f"{self._prefix}tags/{tag}")
+            self.service.call("delete_object", Key=f"{self._prefix}tags/{tag}")
         used, old = self._used_blobs(), time.time() - UNUSED_S
         for key, modified in self._list(f"{self._prefix}blobs/sha256/"):
             if key.rpartition("/")[2] not in used and modified < old:
-                self.call("delete_object", Key=key)
+                self.service.call("delete_object", Key=key)
 
     def _used_blobs(self) -> set[str]:
         """Return the names of the blobs of all tags and their referrers; referrers without a subject are removed."""
@@ -180,7 +180,7 @@ class S3Repository:
             if f"sha256:{subject}" in digests:
                 digests.add(f"sha256:{referrer}")
             else:
-                self.call("delete_object", Key=key)
+                self.service.call("delete_object", Key=key)
         used = {digest.removeprefix("sha256:") for digest in digests}
         for digest in digests:
             image = parse_image_manifest(self.label, self.manifest(digest))
@@ -197,7 +197,7 @@ class S3Repository:
         token = ""
         while True:
             more = {"ContinuationToken": token} if token else {}
-            page = self.call("list_objects_v2", Prefix=prefix, **more)
+            page = self.service.call("list_objects_v2", Prefix=prefix, **more)
             for each in page.get("Contents", []):
                 yield str(each["Key"]), each["LastModified"].timestamp()
             if not page.get("IsTruncated") or token == (token := str(page.get("NextContinuationToken", ""))):
@@ -208,12 +208,12 @@ class S3Repository:
 
     def has_blob(self, digest: str, nbytes: int) -> bool:
         try:
-            return int(self.call("head_object", Key=self._blob_key(digest))["ContentLength"]) == nbytes
+            return int(self.service.call("head_object", Key=self._blob_key(digest))["ContentLength"]) == nbytes
         except Absent:
             return False
 
     def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
-        yield from self._service.pieces(self._bucket, self._blob_key(blob.digest), offset)
+        yield from self.service.pieces(self._blob_key(blob.digest), offset)
 
     def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
         return False
@@ -241,22 +241,13 @@ class S3Repository:
 
     def _put_file(self, source: BlobSource, key: str, sha256: str) -> None:
         size = source.record.size
-        self.send("put_object", {"Key": key}, bytes.fromhex(sha256), lambda: source.segment_pieces(0, size), size)
+        self.service.send(
+            "put_object", {"Key": key}, bytes.fromhex(sha256), lambda: source.segment_pieces(0, size), size
+        )
         source.count(size)
 
     def _put(self, key: str, data: bytes) -> None:
-        self.send("put_object", {"Key": key}, hashlib.sha256(data).digest(), lambda: [data], len(data))
-
-    def send(
-        self,
-        operation: str,
-        arguments: Mapping[str, Any],
-        sha256: bytes,
-        body: Callable[[], Iterable[Any]],
-        nbytes: int,
-    ) -> Reply:
-        """Send the bytes of an object or part, whose SHA-256 the service compares; failures are repeated."""
-        return self._service.send(operation, {"Bucket": self._bucket, **arguments}, sha256, body, nbytes)
+        self.service.send("put_object", {"Key": key}, hashlib.sha256(data).digest(), lambda: [data], len(data))
 
     def in_threads(self, work: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Call a function for all items in several threads; the first failure ends the whole transfer."""
@@ -272,20 +263,16 @@ class S3Repository:
             wait(futures)
             raise
 
-    def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """Return the result of an operation on the bucket; raises Absent for an absent object or upload."""
-        return self._service.call(operation, Bucket=self._bucket, **arguments)
-
     def _blob_key(self, digest: str) -> str:
         return f"{self._prefix}blobs/sha256/{digest.removeprefix('sha256:')}"
 
     def abort_uploads(self, prefix: str, *, before: float = math.inf) -> None:
         """Abort uploads that began before a time, in seconds since the epoch; their parts take space unlisted."""
         with suppress(TrtspecError):
-            found = self.call("list_multipart_uploads", Prefix=prefix)
+            found = self.service.call("list_multipart_uploads", Prefix=prefix)
             for each in found.get("Uploads", []):
                 if each["Initiated"].timestamp() < before:
-                    self.call("abort_multipart_upload", Key=each["Key"], UploadId=each["UploadId"])
+                    self.service.call("abort_multipart_upload", Key=each["Key"], UploadId=each["UploadId"])
 
 
 class _MultipartUpload:
@@ -321,7 +308,7 @@ class _MultipartUpload:
         return end - begin
 
     def _start(self) -> None:
-        reply = self._repository.call("create_multipart_upload", Key=self._key, ChecksumAlgorithm="SHA256")
+        reply = self._repository.service.call("create_multipart_upload", Key=self._key, ChecksumAlgorithm="SHA256")
         self._id, self._has_checksums = str(reply["UploadId"]), "ChecksumAlgorithm" in reply
         self._keep()
 
@@ -358,7 +345,7 @@ class _MultipartUpload:
         found: dict[int, Mapping[str, Any]] = {}
         marker = 0
         while True:
-            page = self._repository.call(
+            page = self._repository.service.call(
                 "list_parts", Key=self._key, UploadId=upload_id, **({"PartNumberMarker": marker} if marker else {})
             )
             found |= {each["PartNumber"]: each for each in page.get("Parts", []) if each["PartNumber"] in self._parts}
@@ -378,7 +365,7 @@ class _MultipartUpload:
         begin, end = self._parts[number]
         arguments = {"Key": self._key, "UploadId": self._id, "PartNumber": number}
         try:
-            reply = self._repository.send(
+            reply = self._repository.service.send(
                 "upload_part",
                 arguments,
                 base64.b64decode(sha256),
@@ -404,7 +391,7 @@ class _MultipartUpload:
         size = self._source.record.size
         if not self._is_ended:
             with suppress(Absent):  # another pusher, or an earlier request whose reply was lost, completed it
-                self._repository.call("complete_multipart_upload", **arguments)
+                self._repository.service.call("complete_multipart_upload", **arguments)
         digest = f"sha256:{self._key.rpartition('/')[2]}"
         if not self._repository.has_blob(digest, size):
             self._session.forget()
@@ -415,10 +402,10 @@ class _MultipartUpload:
 
 
 class S3Service:
-    """Requests to an S3 service: built and signed by botocore, sent by RegistryClient, and repeated after failures."""
+    """Requests about a bucket: built and signed by botocore, sent by RegistryClient, and repeated after failures."""
 
-    def __init__(self, label: str, opening: Opening) -> None:
-        self._label, self._patience = label, opening.patience
+    def __init__(self, label: str, bucket: str, opening: Opening) -> None:
+        self._label, self._bucket = label, bucket
         self._boto = _new_client(label)
         origin = url_origin(self._boto.meta.endpoint_url)
         self.client = RegistryClient(
@@ -437,7 +424,7 @@ class S3Service:
         while True:
             try:
                 with _explained(self._label):
-                    result: dict[str, Any] = getattr(self._boto, operation)(**arguments)
+                    result: dict[str, Any] = getattr(self._boto, operation)(Bucket=self._bucket, **arguments)
                 return result
             except ClientError as error:
                 failure = self._judge(operation, error.response)
@@ -463,7 +450,10 @@ class S3Service:
         body: Callable[[], Iterable[Any]],
         nbytes: int,
     ) -> Reply:
-        """Send bytes as the body of an operation, with their SHA-256; failures are repeated from the beginning."""
+        """Send the bytes of an object or part, whose SHA-256 the service compares.
+
+        Failures are repeated from the beginning. Raises Absent if the upload does not exist.
+        """
         checksum, attempts = base64.b64encode(sha256).decode(), self.attempts()
         headers = {"x-amz-checksum-sha256": checksum, "Content-Type": "application/octet-stream"}
         while True:
@@ -485,9 +475,9 @@ class S3Service:
                 raise RegistryError(message, where=self._label, hint=ACCESS_HINT)
             return reply
 
-    def pieces(self, bucket: str, key: str, offset: int) -> Iterator[bytes]:
+    def pieces(self, key: str, offset: int) -> Iterator[bytes]:
         """Yield the bytes of an object from `offset`; raises Broken for failures that may not occur again."""
-        url = self._sign("get_object", {"Bucket": bucket, "Key": key})
+        url = self._sign("get_object", {"Key": key})
         with self.client.stream(url, {"Range": f"bytes={offset}-"} if offset else {}) as (response, pieces):
             if response.status in TRANSIENT:
                 found = {name.lower(): value for name, value in response.getheaders()}
@@ -500,13 +490,13 @@ class S3Service:
                 raise RegistryError(message, where=self._label, hint=ACCESS_HINT)
             yield from read_from(response, pieces, offset)
 
-    def read(self, bucket: str, key: str, max_bytes: int) -> bytes | None:
+    def read(self, key: str, max_bytes: int) -> bytes | None:
         """Return the bytes of a small object, or None if it is absent."""
         attempts = self.attempts()
         while True:
             data = bytearray()
             try:
-                for piece in self.pieces(bucket, key, 0):
+                for piece in self.pieces(key, 0):
                     data += piece
                     if len(data) > max_bytes:
                         raise RegistryError(f"a document exceeds {max_bytes:,} bytes", where=self._label)
@@ -518,7 +508,11 @@ class S3Service:
 
     def _sign(self, operation: str, arguments: Mapping[str, Any]) -> str:
         with _explained(self._label):
-            return str(self._boto.generate_presigned_url(operation, Params=dict(arguments), ExpiresIn=URL_S))
+            return str(
+                self._boto.generate_presigned_url(
+                    operation, Params={"Bucket": self._bucket, **arguments}, ExpiresIn=URL_S
+                )
+            )
 
     def _transport(self, request: Any, **_: Any) -> Any:
         """Send a request of botocore; the event's result replaces botocore's own transport."""
