@@ -223,10 +223,9 @@ def test_transfer_buffers_are_reused_only_after_they_are_hashed(monkeypatch: pyt
         time.sleep(0.002)
         update(self, piece)
 
-    monkeypatch.setattr(hashing, "PIECE_BYTES", 1000)
     monkeypatch.setattr(hashing.SegmentsDigest, "update", slow)
     digest = hashing.BackgroundDigest()
-    for begin, buffer in zip(range(0, len(data), 1000), hashing.new_buffers(), strict=False):
+    for begin, buffer in zip(range(0, len(data), 1000), hashing.new_buffers(nbytes=1000), strict=False):
         buffer[:] = data[begin : begin + 1000]
         digest.start(buffer)
     assert (digest.segments, digest.sha256) == (hashing.bytes_segments(data), hashlib.sha256(data).hexdigest())

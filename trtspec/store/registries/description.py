@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import replace_file
@@ -18,12 +17,11 @@ from trtspec.core.hashing import bytes_segments
 from trtspec.core.paths import cache_dir
 from trtspec.store.artifact import Artifact, Manifest
 from trtspec.store.artifact_paths import MANIFEST, REPOSITORY
-from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.download import fetch_document
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import Package
 from trtspec.store.registries.pull import explain_os_errors, read_documents
-from trtspec.store.registries.repository import Opening, Repository, open_location
+from trtspec.store.registries.repository import Repository, opened_location
 
 SCHEME = "oci:"
 MAX_FILE_BYTES, MAX_FILES = 1 << 20, 500  # of a model repository; its configuration is smaller
@@ -54,9 +52,7 @@ def describe_artifact(
     if not address.startswith(SCHEME):
         message = f"{address}: the machines of a cluster can only pull from a registry"
         raise TrtspecError(message, hint="push the artifact to oci://HOST/NAME:TAG")
-    stopped = Event()
-    repository = open_location(address, Opening(False, patience or Patience(), stopped, BlobIndex()))
-    try:
+    with opened_location(address, patience) as (repository, _):
         document, package, data, manifest = read_documents(repository, address, expected)
         root = cache_dir() / "described" / package.manifest.hex
         with explain_os_errors(root):
@@ -65,9 +61,6 @@ def describe_artifact(
         tag = "" if repository.reference.startswith("sha256:") else repository.reference
         source = RegistrySource(f"{repository.place}@{digest}", tag)
         return Artifact(root, manifest, package.manifest.hex), source
-    finally:
-        stopped.set()
-        repository.close()
 
 
 def _write_description(

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
-from threading import Event
 from typing import Any
 
 from trtspec.core.errors import TrtspecError
-from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import TITLE, parse_image_manifest, read_package
 from trtspec.store.registries.referrers import list_referrers
-from trtspec.store.registries.repository import Opening, Repository, open_location
+from trtspec.store.registries.repository import Repository, opened_location
 from trtspec.store.registries.transfer import OnProgress, transfer_all
 from trtspec.store.signatures.attached import is_signature
 
@@ -50,17 +48,12 @@ def list_artifacts(
 
     `on_progress` gets (what, tags done, tags total). Raises TrtspecError if the location cannot be read.
     """
-    stopped = Event()
-    repository = open_location(address, Opening(False, patience or Patience(), stopped, BlobIndex()))
-    try:
+    with opened_location(address, patience) as (repository, opening):
         tags = repository.tags()[:MAX_SHOWN]
         on_progress("list", 0, len(tags))
-        found = transfer_all(lambda tag: _describe(repository, tag), tags, stopped, repository)
+        found = transfer_all(lambda tag: _describe(repository, tag), tags, opening.stopped, repository)
         on_progress("list", len(tags), len(tags))
         return found
-    finally:
-        stopped.set()
-        repository.close()
 
 
 def _describe(repository: Repository, tag: str) -> TaggedArtifact:

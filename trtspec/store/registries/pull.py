@@ -36,12 +36,11 @@ from trtspec.store.artifact import (
 from trtspec.store.artifact_cache import remember_published
 from trtspec.store.file_records import FileRecord
 from trtspec.store.plan import format_bytes
-from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.download import download_file, fetch_document
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import Package, parse_image_manifest, read_package
 from trtspec.store.registries.pulled import note_use, pulled_dir
-from trtspec.store.registries.repository import Opening, Repository, is_location, open_location
+from trtspec.store.registries.repository import Repository, is_location, opened_location
 from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
 from trtspec.store.signatures.attached import fetch_attestations
 from trtspec.store.signatures.attestations import read_attestations, write_attestations
@@ -116,9 +115,7 @@ def pull_artifact(
     location has other bytes than its documents promise, and TrtspecError if it cannot be read or does not contain an
     artifact. After an error the directory is unchanged.
     """
-    stopped, known = Event(), BlobIndex()
-    repository = open_location(address, Opening(False, patience or Patience(), stopped, known))
-    try:
+    with opened_location(address, patience) as (repository, opening):
         document, package, data, manifest = read_documents(repository, address, expected)
         digest = f"sha256:{hashlib.sha256(document).hexdigest()}"
         attestations = fetch_attestations(repository, digest)
@@ -127,9 +124,9 @@ def pull_artifact(
         out = Path(os.path.realpath(place(manifest, package.manifest.hex)))
         check_artifact_path(out)
         with explain_os_errors(out), _staging(out) as staging:
-            pull = _Pull(package, manifest, repository, out, staging, stopped, on_progress)
+            pull = _Pull(package, manifest, repository, out, staging, opening.stopped, on_progress)
             status = pull.run(data)
-        known.learn([(each.digest, "") for each in pull.fetched], repository.place)
+        opening.known.learn([(each.digest, "") for each in pull.fetched], repository.place)
         remember_published(out, manifest)
         write_attestations(out, attestations)
         return PullResult(
@@ -144,9 +141,6 @@ def pull_artifact(
             attestations=len(attestations.bundles) + len(attestations.documents),
             signature=signature,
         )
-    finally:
-        stopped.set()
-        repository.close()
 
 
 def read_documents(repository: Repository, address: str, expected: str) -> tuple[bytes, Package, bytes, Manifest]:
@@ -164,13 +158,8 @@ def read_documents(repository: Repository, address: str, expected: str) -> tuple
 
 def read_manifest(address: str, patience: Patience | None = None) -> Manifest:
     """Return the manifest of the artifact at an address, without its files; raises like `pull_artifact`."""
-    stopped = Event()
-    repository = open_location(address, Opening(False, patience or Patience(), stopped, BlobIndex()))
-    try:
+    with opened_location(address, patience) as (repository, _):
         return read_documents(repository, address, "")[3]
-    finally:
-        stopped.set()
-        repository.close()
 
 
 def local_artifact(
@@ -211,9 +200,7 @@ def check_location(
 
     Raises SignatureRefused if none does, and like `pull_artifact`.
     """
-    stopped = Event()
-    repository = open_location(address, Opening(False, patience or Patience(), stopped, BlobIndex()))
-    try:
+    with opened_location(address, patience) as (repository, _):
         document = repository.manifest()
         package = read_package(address, parse_image_manifest(address, document))
         _, manifest = fetch_manifest(repository, address, package, expected)
@@ -222,9 +209,6 @@ def check_location(
         return check_signature(
             SignedArtifact(package.manifest.hex, manifest.recipe.name, attestations, address), policy
         )
-    finally:
-        stopped.set()
-        repository.close()
 
 
 def fetch_manifest(repository: Repository, where: str, package: Package, expected: str = "") -> tuple[bytes, Manifest]:

@@ -31,7 +31,7 @@ from trtspec.store.registries.modelpack import (
     render_layer,
     render_manifest,
 )
-from trtspec.store.registries.repository import Opening, Repository, open_location
+from trtspec.store.registries.repository import Repository, opened_location
 from trtspec.store.registries.transfer import Meter, OnProgress
 from trtspec.store.registries.upload import Uploads, checked_sha256
 from trtspec.store.signatures.attached import attach_attestations
@@ -86,18 +86,15 @@ def push_artifact(
     """
     if re.match("(oci|s3):/|(file|hf):", str(root)) and not root.exists():
         raise TrtspecError("push takes a directory", where=str(root), hint="pull the artifact first")
-    artifact, stopped, known = load_artifact(root, expected), Event(), BlobIndex()
-    repository = open_location(address, Opening(True, patience or Patience(), stopped, known))
-    try:
-        return _Push(artifact, address, repository, known, stopped, on_progress).run()
-    except OSError as error:
-        if (refused := describe_os_error_at(error, address)) is None:
-            raise
-        hint = "free disk space or fix permissions, then push again"
-        raise TrtspecError(refused, where=address, hint=os_error_remedy(error) or hint) from error
-    finally:
-        stopped.set()
-        repository.close()
+    artifact = load_artifact(root, expected)
+    with opened_location(address, patience, for_writing=True) as (repository, opening):
+        try:
+            return _Push(artifact, address, repository, opening.known, opening.stopped, on_progress).run()
+        except OSError as error:
+            if (refused := describe_os_error_at(error, address)) is None:
+                raise
+            hint = "free disk space or fix permissions, then push again"
+            raise TrtspecError(refused, where=address, hint=os_error_remedy(error) or hint) from error
 
 
 class _Push:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -104,6 +105,23 @@ def open_location(address: str, opening: Opening) -> Repository:
     """Return the open location at SCHEME:REST; raises TrtspecError for an unknown scheme or a malformed address."""
     opened: Repository = _find_location(address)(address.partition(":")[2], opening)
     return opened
+
+
+@contextmanager
+def opened_location(
+    address: str, patience: Patience | None = None, *, for_writing: bool = False
+) -> Iterator[tuple[Repository, Opening]]:
+    """Provide the open location at an address, and its circumstances; its transfers end with the block.
+
+    Raises like `open_location`.
+    """
+    opening = Opening(for_writing, patience or Patience(), threading.Event(), BlobIndex())
+    repository = open_location(address, opening)
+    try:
+        yield repository, opening
+    finally:
+        opening.stopped.set()
+        repository.close()
 
 
 def check_address(address: str, where: str) -> None:

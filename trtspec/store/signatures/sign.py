@@ -8,19 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from threading import Event
 from typing import Any, Protocol
 
 from trtspec.core.errors import DigestMismatch, SignatureRefused, TrtspecError
 from trtspec.store.artifact import load_artifact
 from trtspec.store.artifact_paths import ATTESTATIONS, MANIFEST
-from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import IMAGE_MANIFEST, Descriptor, parse_image_manifest, read_package
 from trtspec.store.registries.pull import fetch_manifest
 from trtspec.store.registries.push import predict_image
 from trtspec.store.registries.referrers import list_referrers
-from trtspec.store.registries.repository import Opening, Repository, open_location
+from trtspec.store.registries.repository import opened_location
 from trtspec.store.registries.transfer import OnProgress
 from trtspec.store.signatures.attached import attach_bundle
 from trtspec.store.signatures.attestations import (
@@ -127,22 +125,16 @@ def sign_location(
     Its provenance is not signed, because its origin is not known here. Raises TrtspecError if the location keeps no
     signatures.
     """
-    repository = _open(address, False, patience)
-    try:
+    with opened_location(address, patience) as (repository, _):
         document = repository.manifest()
         package = read_package(address, parse_image_manifest(address, document))
         _, manifest = fetch_manifest(repository, address, package, expected)
-    finally:
-        repository.close()
     subject = Descriptor(mediaType=IMAGE_MANIFEST, digest=_digest(document), size=len(document))
     at = _time(now)
     subjects = [SubjectName(MANIFEST, package.manifest.hex), SubjectName(manifest.recipe.name, subject.hex)]
     bundle = signer.sign(render_statement(subjects, SIGNATURE, {}, {SIGNED_AT: at, LOCATION: address}))
-    repository = _open(address, True, patience)
-    try:
+    with opened_location(address, patience, for_writing=True) as (repository, _):
         attached = attach_bundle(repository, subject, bundle)
-    finally:
-        repository.close()
     _check_attached(address, subject.digest, attached, patience)
     return SignResult(
         artifact=address,
@@ -154,18 +146,11 @@ def sign_location(
     )
 
 
-def _open(address: str, for_writing: bool, patience: Patience | None) -> Repository:
-    return open_location(address, Opening(for_writing, patience or Patience(), Event(), BlobIndex()))
-
-
 def _check_attached(address: str, subject: str, attached: str, patience: Patience | None) -> None:
-    repository = _open(address, False, patience)
-    try:
+    with opened_location(address, patience) as (repository, _):
         if attached not in {each.digest for each in list_referrers(repository, subject)}:
             hint = "sign the artifact in its directory, then push it again"
             raise TrtspecError("the location did not keep the signature", where=address, hint=hint)
-    finally:
-        repository.close()
 
 
 def _predicate(kind: str, document: bytes, manifest: str) -> Mapping[str, Any]:

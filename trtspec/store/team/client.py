@@ -33,6 +33,7 @@ from trtspec.store.registries.repository import (
     Repository,
     UnknownReference,
     open_location,
+    opened_location,
 )
 from trtspec.store.registries.transfer import Meter, transfer_all
 from trtspec.store.registries.upload import Uploads
@@ -207,13 +208,8 @@ class TeamStore:
     @contextmanager
     def _opened(self, *, for_writing: bool) -> Iterator[_Transfer]:
         """Provide a repository for one transfer: if one of its threads fails, the others stop."""
-        stopped, known = Event(), BlobIndex()
-        repository = open_location(self.address, Opening(for_writing, self._patience, stopped, known))
-        try:
-            yield _Transfer(repository, known, stopped)
-        finally:
-            stopped.set()
-            repository.close()
+        with opened_location(self.address, self._patience, for_writing=for_writing) as (repository, opening):
+            yield _Transfer(repository, opening.known, opening.stopped)
 
     def _refuse(self, step: Step, error: TrtspecError) -> None:
         """Warn of an entry with wrong bytes; `offer` replaces it."""

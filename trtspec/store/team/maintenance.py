@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from threading import Event
 from typing import TypeVar
 
 from trtspec.core.diagnostics import escape_unprintable
 from trtspec.core.errors import TrtspecError
 from trtspec.store.entry import StoreEntry
-from trtspec.store.registries.blobs import BlobIndex
 from trtspec.store.registries.download import fetch_document
 from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import TITLE, ImageManifest, parse_image_manifest
-from trtspec.store.registries.repository import Opening, Repository, UnknownReference, open_location
+from trtspec.store.registries.repository import Repository, UnknownReference, opened_location
 from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
 from trtspec.store.team.documents import CREATED, USED, entry_tag, read_entry, tagged_key
 
@@ -66,7 +64,7 @@ def check_remote(
 
 def remove_remote(address: str, keys: Sequence[str], on_progress: OnProgress, patience: Patience | None = None) -> None:
     """Remove entries; raises TrtspecError if the location does not remove them."""
-    with _opened(address, patience, for_writing=True) as (repository, _):
+    with opened_location(address, patience, for_writing=True) as (repository, _):
         on_progress(REMOVES, 0, len(keys))
         repository.remove([entry_tag(key) for key in keys])
         on_progress(REMOVES, len(keys), len(keys))
@@ -110,9 +108,9 @@ def _for_each(
     address: str, patience: Patience | None, on_progress: OnProgress, work: Callable[[Repository, str], T]
 ) -> list[T]:
     """Return `work(repository, key)` for the keys of all entries, in their order."""
-    with _opened(address, patience, for_writing=False) as (repository, stopped):
+    with opened_location(address, patience) as (repository, opening):
         keys = sorted(key for tag in repository.tags() if (key := tagged_key(tag)))
-        meter = Meter(LOOKS_UP, len(keys), stopped, on_progress)
+        meter = Meter(LOOKS_UP, len(keys), opening.stopped, on_progress)
         meter(0)
 
         def count(key: str) -> T:
@@ -120,15 +118,4 @@ def _for_each(
             meter(1)
             return found
 
-        return transfer_all(count, keys, stopped, repository)
-
-
-@contextmanager
-def _opened(address: str, patience: Patience | None, *, for_writing: bool) -> Iterator[tuple[Repository, Event]]:
-    stopped = Event()
-    repository = open_location(address, Opening(for_writing, patience or Patience(), stopped, BlobIndex()))
-    try:
-        yield repository, stopped
-    finally:
-        stopped.set()
-        repository.close()
+        return transfer_all(count, keys, opening.stopped, repository)
