@@ -207,7 +207,7 @@ def test_find_libraries_returns_libraries_with_the_plugins_for_this_machine(
 
 
 def test_library_for_the_most_gpus_is_found_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources, machine = build._digest_sources(), platform.machine()
+    sources, machine = build._digest_sources(build._digest_files()), platform.machine()
     made = [
         BuiltLibrary(Path(str(count)), build.discover_plugins(), ["sm_90a"] * count, sources, machine, [])
         for count in (0, 2, 1)

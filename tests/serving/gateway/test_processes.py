@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -169,6 +170,15 @@ def test_statistics_of_processes_are_summed_once_all_have_the_routes(tmp_path: P
     found = read_router_stats(paths[0])
     assert (found.generation, found.shadow.sent, found.of(2)) == (5, 3, seen)
     assert found.of(1) == replace(seen, requests=4, failed=2, first_token=(0.1, 0.1))
+
+
+def test_malformed_requests_do_not_fill_the_log(tmp_path: Path) -> None:
+    with fake_triton() as fake, started(tmp_path, fake) as (_, _, config):
+        for _ in range(20):
+            with socket.create_connection((config.host, config.port), timeout=WAIT_S) as client:
+                client.sendall(b"GARBAGE\r\n\r\n")
+                assert client.recv(100).startswith(b"HTTP/1.1 400")
+    assert 1 <= (tmp_path / "log").read_text().count("Invalid HTTP request") <= PROCESSES
 
 
 def test_used_port_is_an_error_for_several_processes_too() -> None:

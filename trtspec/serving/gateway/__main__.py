@@ -19,7 +19,12 @@ from trtspec.core.http_hosts import allowed_hosts, host_rules
 from trtspec.serving.gateway.admission import load_keys
 from trtspec.serving.gateway.app import make_app
 from trtspec.serving.gateway.config import GatewayConfig, load_config
-from trtspec.serving.gateway.connections import ConnectionLimits, LimitedConnection, max_connections
+from trtspec.serving.gateway.connections import (
+    ConnectionLimits,
+    LimitedConnection,
+    RepeatedWarnings,
+    max_connections,
+)
 from trtspec.serving.gateway.metrics import GAUGES
 from trtspec.serving.gateway.process_pool import ProcessPool, listen
 from trtspec.serving.gateway.router import remove_router_stats
@@ -36,6 +41,7 @@ def serve(config: GatewayConfig) -> int:
     Raises TrtspecError if the tokenizer or the API keys cannot be read, or if the address is not available.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").addFilter(RepeatedWarnings())
     keys, rules = load_keys(config.keys_file), host_rules(config.host, allowed_hosts())
     shared = SharedState(config.processes, max(1, len(keys)))
 

@@ -58,6 +58,22 @@ class ConnectionLimits:
             LOG.warning("more than %d connections are open; closing new ones", self.most)
 
 
+class RepeatedWarnings(logging.Filter):
+    """Drops warnings that were logged within the last WARN_EVERY_S, such as uvicorn's of each malformed request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_at: dict[str, float] = {}  # by the message's format
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        if record.created - self._logged_at.get(record.msg, float("-inf")) < WARN_EVERY_S:
+            return False
+        self._logged_at[record.msg] = record.created
+        return True
+
+
 CHUNKS = "trtspec.chunks"  # the extension in an ASGI scope that has a `ChunkWriter`
 
 
