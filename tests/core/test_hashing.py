@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import mmap
 import os
 import random
 import threading
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +232,9 @@ def test_transfer_buffers_are_reused_only_after_they_are_hashed(monkeypatch: pyt
         digest.start(buffer)
     assert (digest.segments, digest.sha256) == (hashing.bytes_segments(data), hashlib.sha256(data).hexdigest())
     digest.close()
+
+
+def test_buffers_begin_at_a_page() -> None:
+    """Some processors copy from the page cache several times as slowly to where malloc places large buffers."""
+    for buffer in islice(hashing.new_buffers(), hashing.PIECE_BUFFERS):
+        assert ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % mmap.PAGESIZE == 0
