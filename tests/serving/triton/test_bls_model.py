@@ -19,7 +19,7 @@ from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import TrtspecError
 from trtspec.core.paths import model_repository_dir
 from trtspec.core.processes import wait_until
-from trtspec.engine.generation.circuit_breaker import FAILURES
+from trtspec.engine.generation.circuit_breaker import FAILURES, REST_S
 from trtspec.engine.generation.request import SamplingOptions
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.python_models.adaptive_draft_len import AdaptiveDraftLen, DraftLenChoice
@@ -375,8 +375,7 @@ def test_failed_draft_model_falls_back_to_the_target(root, pb_utils, how: str, s
     assert not model.breaker.is_open
 
 
-@pytest.mark.slow
-def test_repeatedly_failing_draft_model_is_disabled_and_retried_later(root, pb_utils) -> None:
+def test_repeatedly_failing_draft_model_is_disabled_and_retried_later(root, pb_utils, monkeypatch) -> None:
     healthy, calls = scripted(Tokenizer(root / "tokenizer"), "Hé"), list[str]()
     state = {"dead": True}
 
@@ -386,13 +385,16 @@ def test_repeatedly_failing_draft_model_is_disabled_and_retried_later(root, pb_u
             return [response(error="tensorrt_llm_draft is not ready")]
         return healthy(model, inputs)
 
-    model = start(root, pb_utils, serve)
+    model, now = start(root, pb_utils, serve), [0.0]
+    monkeypatch.setattr(model.breaker, "_now", lambda: now[0])  # it rests until the test moves the clock
     for _ in range(FAILURES + 3):
         assert answer_of(model, ask()) == SCRIPT[:19]
     assert calls.count("tensorrt_llm_draft") == FAILURES
     assert model.breaker.is_open
     state["dead"] = False
-    assert wait_until(lambda: answer_of(model, ask()) == SCRIPT[:19] and not model.breaker.is_open, WAIT_S)
+    now[0] += REST_S
+    assert answer_of(model, ask()) == SCRIPT[:19]
+    assert wait_until(lambda: not model.breaker.is_open, WAIT_S)
     model.finalize()
     assert pb_utils.exported["trtspec_breaker_open",][-1] == 0
     said = [line for line in pb_utils.logged if "disabled" in line or "works again" in line]
