@@ -52,7 +52,7 @@ def test_sglang_artifact_is_deployed_benchmarked_and_stopped(
         assert whole["text_output"] == ANSWER
         assert (whole["total_draft_tokens"], whole["total_accepted_draft_tokens"]) == (12, 9)
         events = list(generate_stream(client, {"text_input": "Hello", "max_tokens": 64}))
-        assert len(events) > 2
+        assert len(events) > 1  # the double is faster than the server, so one may have the tokens of many steps
         assert "".join(event["text_output"] for event in events) == ANSWER
         assert measured(trtspec, built, "Hello")["speculative"]["acceptance_rate"] == 0.75
         alone = trtspec("bench", "quickstart", "--runs", 1, "--json")
