@@ -19,10 +19,11 @@ from trtspec.core.errors import StepError, TrtspecError, describe_os_error_at, o
 from trtspec.core.files import file_identity
 from trtspec.core.paths import PACKAGE
 from trtspec.fleet.pool import Advanced, Event, Failure, Message, Outcome
+from trtspec.store.entry import StoreEntry
 from trtspec.store.files import FileReader, Files, replace_files
 from trtspec.store.remote import Start
 from trtspec.store.step import Inputs, Step, StepProgress
-from trtspec.store.store import Store
+from trtspec.store.store import Obtained, Store
 
 MOUNT_HINT = "put the model on a file system that all nodes mount at the same path, or copy it to that path on the node"
 
@@ -77,13 +78,24 @@ def _run(
         return Outcome("hit", node, time.perf_counter() - started)
     if store.fetch(step, start):
         return Outcome("fetched", node, time.perf_counter() - started)
-    found = {each.key: store.fetch(each) for each in step.dependencies}
+    found = {each.key: _input(each, store) for each in step.dependencies}
     if missing := tuple(key for key, entry in found.items() if entry is None):
         return Outcome("missing", node, missing=missing)
     step.check_machine()
     directories: Mapping[str, Path] = {key: entry.files_dir for key, entry in found.items() if entry}
     obtained = store.obtain(localize(step, store), Inputs(directories, devices), start)
     return Outcome(obtained.status, node, time.perf_counter() - started)
+
+
+def _input(step: Step, store: Store) -> StoreEntry | None:
+    """Return the output of a dependency, or None if no store has it; what no team store gets is made on this machine."""
+    return store.fetch(step) or (None if step.is_shared else make_here(step, store).entry)
+
+
+def make_here(step: Step, store: Store) -> Obtained:
+    """Return the output of a step that no team store gets, such as a copy of weights, after making it if necessary."""
+    made = {each.key: store.get(each.key).entry or make_here(each, store).entry for each in step.dependencies}
+    return store.obtain(localize(step, store), Inputs({key: entry.files_dir for key, entry in made.items()}))
 
 
 def localize(step: Step, store: Store) -> Step:

@@ -14,6 +14,7 @@ import logging
 import os
 import platform
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from typing import Any, TypeVar
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.core.paths import store_dir
+from trtspec.core.processes import die_with_parent
 from trtspec.fleet.labels import Node, Requirement
 from trtspec.fleet.pool import Event, Failure, Finished, Lost, Outcome, Pool, PoolKind, PoolOptions, Started, Task
 from trtspec.fleet.worker import SentProgress, code_digest, run_step
@@ -43,6 +45,7 @@ LOOPBACK = "127.0.0.1"
 REMOTE = "TRTSPEC_REMOTE"
 ACCELERATOR, GPU = "ray.io/accelerator-type", "gpu"  # Ray detects the first; the second is a user's
 INTERNAL = "ray.io/"
+HEAD = "node:__internal_head__"  # a resource that Ray gives to the head
 OWN_NODE_LOST = "Ray's raylet on the machine that drives the build has ended"
 AGAIN = "run the same command again: finished steps are cached"
 
@@ -97,6 +100,7 @@ def run_task(step: Step, code: str, remote: str, board: Any) -> Outcome:
     """Run a step in a Ray worker; `code` is the digest of the driver's trtspec."""
     import ray
 
+    die_with_parent(signal.SIGKILL, os.getppid())()  # Ray's raylet; otherwise the step goes on for up to a second
     context = ray.get_runtime_context()
     node = context.get_node_id()
     if code_digest() != code:
@@ -118,19 +122,25 @@ class RayPool(Pool):
 
     def __init__(self, ray: Any, cluster: str) -> None:
         self._ray, self._cluster = ray, cluster
-        self._code, self._remote = code_digest(), os.environ.get(REMOTE, "")
+        self._remote = os.environ.get(REMOTE, "")
         self._tasks: dict[Any, Task] = {}
         self._queue: list[Task] = []  # exclusive steps that wait for a node
         self._occupied: dict[Any, str] = {}  # nodes of running exclusive steps
         self._nodes: dict[str, Node] = {}
         self._labels: dict[str, dict[str, str]] = {}  # as Ray has them
-        self._board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
+        self._board: Any = None
         self._run = ray.remote(max_retries=0)(run_task)
         self._look: Any = None
         self._looked_at = 0.0
         is_client = ray.util.client.ray.is_connected()
         self._own = "" if is_client else ray.get_runtime_context().get_node_id()  # the node of the driver
-        self.shares_store = self._check_sites()
+
+    def prepare(self) -> None:
+        """Check the code and the stores of the nodes; see Pool."""
+        if self._board is None:
+            self._check_sites()
+            # On the head, without which no cluster works: reports would be lost with another node.
+            self._board = self._ray.remote(num_cpus=0, resources={HEAD: 0.001}, max_restarts=-1)(Board).remote()
 
     def nodes(self) -> list[Node]:
         """Return the living nodes with a processor for steps; raises TrtspecError if the driver's own one is lost.
@@ -174,7 +184,7 @@ class RayPool(Pool):
                 self._occupied[ref] = identity
 
     def _send(self, task: Task, **options: Any) -> Any:
-        ref = self._run.options(**options).remote(task.step, self._code, self._remote, self._board)
+        ref = self._run.options(**options).remote(task.step, code_digest(), self._remote, self._board)
         self._tasks[ref] = task
         return ref
 
@@ -194,7 +204,7 @@ class RayPool(Pool):
         """Return the result of a function by the name of each node that fits; see Pool."""
         keys = [key for key, node in self._nodes.items() if not node.lacks(requirement)]
         found: dict[str, T] = {}
-        for key, result in self._call_on(keys, partial(attempt, function, self._code)).items():
+        for key, result in self._call_on(keys, partial(attempt, function, code_digest())).items():
             if isinstance(result, Failure):
                 raise TrtspecError(f"{self._name(key)}: {result.message}", where=result.where, hint=result.hint)
             found[self._name(key)] = result
@@ -275,8 +285,8 @@ class RayPool(Pool):
             self.nodes()
         return self._nodes[identity].name if identity in self._nodes else identity[:8]
 
-    def _check_sites(self) -> bool:
-        """Return whether all nodes share the driver's store; raise TrtspecError for nodes that cannot take part."""
+    def _check_sites(self) -> None:
+        """Raise TrtspecError for nodes that cannot take part, because of their code or their store."""
         nodes = self.nodes()
         sites = self._probe_sites()
         names = {identity: node.name for identity, node in self._nodes.items()}
@@ -285,7 +295,7 @@ class RayPool(Pool):
         differing = [
             f"{names.get(key, key)} has trtspec {site.version}" + (" with other code" * (site.version == __version__))
             for key, site in sites.items()
-            if site.code != self._code
+            if site.code != code_digest()
         ]
         if differing:
             message = f"this machine has trtspec {__version__}, but {'; '.join(differing)}"
@@ -297,7 +307,6 @@ class RayPool(Pool):
                 where=self._cluster,
                 hint=f"set {REMOTE} to a store that all machines reach, or TRTSPEC_CACHE to a directory that all mount",
             )
-        return not apart
 
     def _probe_sites(self) -> dict[str, Site]:
         """Return the facts of each node by its id, of those that answer within PROBE_S."""
