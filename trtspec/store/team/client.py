@@ -115,6 +115,7 @@ class TeamStore:
             if is_damaged or not self._has(step.key):
                 self._send(entry, start, replace=is_damaged)
                 self._refused.discard(step.key)
+                self._recent.pop(step.key, None)
             else:
                 self._note_use(step.key)
         except (TrtspecError, OSError) as error:
