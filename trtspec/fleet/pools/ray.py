@@ -129,6 +129,7 @@ class RayPool(Pool):
         self._nodes: dict[str, Node] = {}
         self._labels: dict[str, dict[str, str]] = {}  # as Ray has them
         self._board: Any = None
+        self._head = ""  # the id of the head node
         self._run = ray.remote(max_retries=0)(run_task)
         self._look: Any = None
         self._looked_at = 0.0
@@ -139,8 +140,7 @@ class RayPool(Pool):
         """Check the code and the stores of the nodes; see Pool."""
         if self._board is None:
             self._check_sites()
-            # On the head, without which no cluster works: reports would be lost with another node.
-            self._board = self._ray.remote(num_cpus=0, resources={HEAD: 0.001}, max_restarts=-1)(Board).remote()
+            self._board = self._start_board()
 
     def nodes(self) -> list[Node]:
         """Return the living nodes with a processor for steps; raises TrtspecError if the driver's own one is lost.
@@ -150,6 +150,7 @@ class RayPool(Pool):
         found = _bounded(self._ray.nodes, CALL_S, f"{self._cluster} does not respond")
         if any(each["NodeID"] == self._own and not each["Alive"] for each in found):
             raise TrtspecError(OWN_NODE_LOST, where=self._cluster, hint=AGAIN)
+        self._head = next((each["NodeID"] for each in found if each["Alive"] and HEAD in each["Resources"]), "")
         living = [each for each in found if each["Alive"] and each["Resources"].get("CPU", 0) >= 1]
         hosts = [each["NodeManagerHostname"] for each in living]
         self._nodes, self._labels = {}, {}
@@ -163,6 +164,15 @@ class RayPool(Pool):
             self._labels[identity] = raw
             self._nodes[identity] = Node(name, labels, int(resources["CPU"]), int(resources.get("GPU", 0)))
         return list(self._nodes.values())
+
+    def _start_board(self) -> Any:
+        """Start the board on the head node, if that is alive: with another node, reports could be lost."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        board = self._ray.remote(num_cpus=0, max_restarts=-1)(Board)
+        if self._head:
+            board = board.options(scheduling_strategy=NodeAffinitySchedulingStrategy(self._head, soft=True))
+        return board.remote()
 
     def submit(self, task: Task) -> None:
         if task.requirement.exclusive:
