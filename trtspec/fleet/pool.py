@@ -82,10 +82,14 @@ Event = Started | Advanced | Message | Finished | Lost
 
 @dataclass(frozen=True)
 class Task:
-    """A step to run on a node that meets the requirement, when the outputs of its dependencies are available."""
+    """A step to run on a node that meets the requirement, when the outputs of its dependencies are available.
+
+    `again` means that a machine did not find its output, or refused it: the output replaces that of the team store.
+    """
 
     step: Step
     requirement: Requirement = field(default_factory=Requirement)
+    again: bool = False
 
 
 class Pool(ABC):
@@ -97,6 +101,7 @@ class Pool(ABC):
 
     def prepare(self) -> None:
         """Prepare the workers; called before the first step. Raises TrtspecError for nodes that cannot run steps."""
+        return
 
     @abstractmethod
     def submit(self, task: Task) -> None:

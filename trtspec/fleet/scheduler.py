@@ -80,9 +80,9 @@ class StepRun:
     """The state of one key: its step, the alternatives that its cells accept, and what became of it.
 
     `inputs` are the keys of its dependencies. `status` is that of the outcome when `state` is "done", and "unneeded"
-    for a step that did not have to run. `builds` counts how often the step was built: its output was published by a
-    worker of this run, even if that worker was lost before it could report it. `chosen` is the alternative for which
-    the step is queued or running. `lost_on` are the nodes that were lost while they ran it, or ""
+    for a step that did not have to run. `builds` counts how often the step was built: a worker of this run published
+    its output, even if that worker was lost before it could report it. `chosen` is the alternative for which the step
+    is queued or running, and `again` that of its Task. `lost_on` are the nodes that were lost while they ran it, or ""
     for one that had not reported its start.
     """
 
@@ -98,6 +98,7 @@ class StepRun:
     losses: int = 0
     failure: Failure | None = None
     chosen: Requirement | None = None
+    again: bool = False
     lost_on: list[str] = field(default_factory=list)
 
 
@@ -220,7 +221,7 @@ class Scheduler:
                 # Without a fitting node, the first alternative is queued, which a growing cluster takes as demand.
                 chosen = choose_requirement(run.alternatives, self._nodes) or run.alternatives[0]
                 run.state, run.chosen = "queued", chosen
-                self._pool.submit(Task(run.step, chosen))
+                self._pool.submit(Task(run.step, chosen, run.again))
 
     def _needed(self) -> set[str]:
         """Return the keys of the outputs that the open cells need."""
@@ -287,7 +288,7 @@ class Scheduler:
     def _rebuild(self, keys: Iterable[str]) -> None:
         for run in (self.steps[key] for key in keys if key in self.steps):
             if run.state == "done":
-                run.state = "waiting"
+                run.state, run.again = "waiting", True
 
     def _fail(self, run: StepRun, failure: Failure) -> None:
         run.state, run.failure = "failed", failure
@@ -349,10 +350,10 @@ class Scheduler:
     def _requeue_unfit(self) -> None:
         """Queue steps again that wait for a node that was lost, if a node fits another alternative."""
         for run in self.steps.values():
-            if run.state == "queued" and run.chosen and not choose_requirement([run.chosen], self._nodes):
-                if choose_requirement(run.alternatives, self._nodes):
-                    self._pool.cancel(run.step.key)
-                    run.state = "waiting"
+            is_unfit = run.state == "queued" and run.chosen and not choose_requirement([run.chosen], self._nodes)
+            if is_unfit and choose_requirement(run.alternatives, self._nodes):
+                self._pool.cancel(run.step.key)
+                run.state = "waiting"
 
     def _give_up(self, run: StepRun) -> None:
         nearest = suggest_labels(run.alternatives, self._nodes)

@@ -19,6 +19,7 @@ from trtspec.checkpoints.resolve import OnProgress
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import StepError, TrtspecError
 from trtspec.core.processes import sigterm_as_interrupt
+from trtspec.fleet.hand_over import fetch_output
 from trtspec.fleet.labels import Requirement
 from trtspec.fleet.pool import DeferredPool, PoolOptions, find_pool
 from trtspec.fleet.scheduler import Cell, CellRun, FleetObserver, Limits, MissingOutputs, Scheduler, StepRun
@@ -224,7 +225,7 @@ class _Publisher:
         self._published[cell.name] = (built.artifact, built.manifest, built.status)
 
     def _find(self, step: Step, run: StepRun) -> StoreEntry | None:
-        entry = self._store.fetch(step)
+        entry = fetch_output(step, self._store)
         if entry or step.is_shared or run.status != "hit":
             return entry
         made = make_here(step, self._store)

@@ -42,7 +42,7 @@ STOP_S = 10.0  # for steps to clean up, before their processes are killed
 REPORT_S = 0.5  # between two reports of a step's progress
 OBJECT_STORE_BYTES = 100 << 20  # outputs move through the store: results are a few hundred bytes
 LOOPBACK = "127.0.0.1"
-REMOTE = "TRTSPEC_REMOTE"
+REMOTE, MODE = "TRTSPEC_REMOTE", "TRTSPEC_REMOTE_MODE"
 ACCELERATOR, GPU = "ray.io/accelerator-type", "gpu"  # Ray detects the first; the second is a user's
 INTERNAL = "ray.io/"
 HEAD = "node:__internal_head__"  # a resource that Ray gives to the head
@@ -62,6 +62,7 @@ class Site:
     store: str
     shares_store: bool
     remote: str
+    mode: str
 
 
 class Board:
@@ -82,8 +83,9 @@ def probe(token: str) -> Site:
     """Return the facts of the node that runs this task; `token` is a file in the driver's store."""
     shares = (store_dir() / token).exists()
     return Site(
-        __version__, code_digest(), platform.python_version(), str(store_dir()), shares, os.environ.get(REMOTE, "")
-    )
+        __version__, code_digest(), platform.python_version(), str(store_dir()), shares, os.environ.get(REMOTE, ""),
+        os.environ.get(MODE, ""),
+    )  # fmt: skip
 
 
 def attempt(function: Callable[[], T], code: str) -> T | Failure:
@@ -96,8 +98,8 @@ def attempt(function: Callable[[], T], code: str) -> T | Failure:
         return Failure(error.message, error.where, error.hint or error.remedy, error.exit_code)
 
 
-def run_task(step: Step, code: str, remote: str, board: Any) -> Outcome:
-    """Run a step in a Ray worker; `code` is the digest of the driver's trtspec."""
+def run_task(step: Step, code: str, remote: str, board: Any, *, hands_over: bool, again: bool) -> Outcome:
+    """Run a step in a Ray worker; `code` is the digest of the driver's trtspec, `again` that of the Task."""
     import ray
 
     die_with_parent(signal.SIGKILL, os.getppid())()  # Ray's raylet; otherwise the step goes on for up to a second
@@ -111,7 +113,13 @@ def run_task(step: Step, code: str, remote: str, board: Any) -> Outcome:
     board.put.remote(Started(step.key, node))
     devices = tuple(context.get_accelerator_ids().get("GPU", ()))
     store = Store(store_dir(), remote=open_remote())
-    return run_step(step, store, node, lambda total: SentProgress(step, board.put.remote, REPORT_S), devices)
+
+    def start(total: int) -> SentProgress:
+        return SentProgress(step, board.put.remote, REPORT_S)
+
+    if again and store.remote:
+        store.remote.distrust(step.key)
+    return run_step(step, store, node, start, devices, hands_over=hands_over)
 
 
 SAME_HINT = f"install the same trtspec ({__version__}) on all nodes, and restart Ray there"
@@ -122,7 +130,8 @@ class RayPool(Pool):
 
     def __init__(self, ray: Any, cluster: str) -> None:
         self._ray, self._cluster = ray, cluster
-        self._remote = os.environ.get(REMOTE, "")
+        self._remote = _absolute(os.environ.get(REMOTE, ""))
+        self._hands_over = False  # whether machines have separate stores
         self._tasks: dict[Any, Task] = {}
         self._queue: list[Task] = []  # exclusive steps that wait for a node
         self._occupied: dict[Any, str] = {}  # nodes of running exclusive steps
@@ -194,7 +203,9 @@ class RayPool(Pool):
                 self._occupied[ref] = identity
 
     def _send(self, task: Task, **options: Any) -> Any:
-        ref = self._run.options(**options).remote(task.step, code_digest(), self._remote, self._board)
+        ref = self._run.options(**options).remote(
+            task.step, code_digest(), self._remote, self._board, hands_over=self._hands_over, again=task.again
+        )
         self._tasks[ref] = task
         return ref
 
@@ -311,12 +322,18 @@ class RayPool(Pool):
             message = f"this machine has trtspec {__version__}, but {'; '.join(differing)}"
             raise TrtspecError(message, where=self._cluster, hint=SAME_HINT)
         apart = [names.get(key, key) for key, site in sites.items() if not site.shares_store]
+        self._hands_over = bool(apart) or not sites  # nodes that join later may have their own
         if apart and not (self._remote or all(site.remote for site in sites.values())):
             raise TrtspecError(
                 f"{', '.join(sorted(apart)[:5])}: the store is not this machine's {store_dir()}",
                 where=self._cluster,
                 hint=f"set {REMOTE} to a store that all machines reach, or TRTSPEC_CACHE to a directory that all mount",
             )
+        modes = {names.get(key, key): site.mode for key, site in sites.items() if site.mode not in ("", "read-write")}
+        if self._hands_over and modes:
+            name, mode = min(modes.items())
+            message = f"{name} has {MODE}={mode}, but hands its outputs over through the team store"
+            raise TrtspecError(message, where=self._cluster, hint=f"start Ray there without {MODE}")
 
     def _probe_sites(self) -> dict[str, Site]:
         """Return the facts of each node by its id, of those that answer within PROBE_S."""
@@ -353,6 +370,11 @@ class RayPool(Pool):
 def call(function: Callable[[], T]) -> T:
     """Call a function in a Ray worker."""
     return function()
+
+
+def _absolute(remote: str) -> str:
+    """Return the address of a team store for workers, whose working directory is another one."""
+    return f"file:{os.path.abspath(remote[5:])}" if remote.startswith("file:") else remote
 
 
 def _import_failure(error: Exception) -> Failure:
