@@ -108,8 +108,8 @@ def run_task(step: Step, code: str, remote: str, board: Any, *, hands_over: bool
     if code_digest() != code:
         failure = Failure(f"the node has trtspec {__version__} with other code than this machine", hint=SAME_HINT)
         return Outcome("failed", node, failure=failure)
-    if remote:
-        os.environ.setdefault(REMOTE, remote)
+    if remote and not os.environ.get(REMOTE):
+        os.environ[REMOTE] = remote
     board.put.remote(Started(step.key, node))
     devices = tuple(context.get_accelerator_ids().get("GPU", ()))
     store = Store(store_dir(), remote=open_remote())
