@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
@@ -34,6 +34,9 @@ from trtspec.fleet.worker import SentProgress, code_digest, run_step
 from trtspec.store.step import Step
 from trtspec.store.store import Store
 from trtspec.store.team.environment import open_remote
+
+if TYPE_CHECKING:
+    from trtspec.store.team.client import TeamStore
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +57,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Site:
-    """What a node reports about itself: versions, its store, and whether it sees the driver's store."""
+    """What a node reports about itself: versions, its store, and whether it sees the driver's store.
+
+    `failure` is why it cannot read the team store, or "".
+    """
 
     version: str
     code: str
@@ -63,6 +69,7 @@ class Site:
     shares_store: bool
     remote: str
     mode: str
+    failure: str
 
 
 class Board:
@@ -79,13 +86,34 @@ class Board:
         return events
 
 
-def probe(token: str) -> Site:
-    """Return the facts of the node that runs this task; `token` is a file in the driver's store."""
-    shares = (store_dir() / token).exists()
+def probe(token: str, remote: str) -> Site:
+    """Return the facts of the node that runs this task; `token` is a file in the driver's store.
+
+    A node with another store tries to read the team store; `remote` is that of the driver.
+    """
+    shares, failure = (store_dir() / token).exists(), ""
+    if not shares and (team_store := _open_remote(remote)):
+        team_store.find({token})
+        failure = team_store.failure()
+        team_store.resume()
+    mode = os.environ.get(MODE, "")
     return Site(
-        __version__, code_digest(), platform.python_version(), str(store_dir()), shares, os.environ.get(REMOTE, ""),
-        os.environ.get(MODE, ""),
-    )  # fmt: skip
+        __version__,
+        code_digest(),
+        platform.python_version(),
+        str(store_dir()),
+        shares,
+        os.environ.get(REMOTE, ""),
+        mode,
+        failure,
+    )
+
+
+def _open_remote(remote: str) -> TeamStore | None:
+    """Return the team store of this node, which is the driver's unless the node has one."""
+    if remote and not os.environ.get(REMOTE):
+        os.environ[REMOTE] = remote
+    return open_remote()
 
 
 def attempt(function: Callable[[], T], code: str) -> T | Failure:
@@ -108,11 +136,9 @@ def run_task(step: Step, code: str, remote: str, board: Any, *, hands_over: bool
     if code_digest() != code:
         failure = Failure(f"the node has trtspec {__version__} with other code than this machine", hint=SAME_HINT)
         return Outcome("failed", node, failure=failure)
-    if remote and not os.environ.get(REMOTE):
-        os.environ[REMOTE] = remote
     board.put.remote(Started(step.key, node))
     devices = tuple(context.get_accelerator_ids().get("GPU", ()))
-    store = Store(store_dir(), remote=open_remote())
+    store = Store(store_dir(), remote=_open_remote(remote))
 
     def start(total: int) -> SentProgress:
         return SentProgress(step, board.put.remote, REPORT_S)
@@ -122,6 +148,7 @@ def run_task(step: Step, code: str, remote: str, board: Any, *, hands_over: bool
     return run_step(step, store, node, start, devices, hands_over=hands_over)
 
 
+TEAM_HINT = "machines with separate stores hand outputs over through the team store; see docs/fleets.md"
 SAME_HINT = f"install the same trtspec ({__version__}) on all nodes, and restart Ray there"
 
 
@@ -223,6 +250,8 @@ class RayPool(Pool):
 
     def call(self, function: Callable[[], T], requirement: Requirement) -> dict[str, T]:
         """Return the result of a function by the name of each node that fits; see Pool."""
+        if not self._nodes:
+            self.nodes()
         keys = [key for key, node in self._nodes.items() if not node.lacks(requirement)]
         found: dict[str, T] = {}
         for key, result in self._call_on(keys, partial(attempt, function, code_digest())).items():
@@ -329,6 +358,10 @@ class RayPool(Pool):
                 where=self._cluster,
                 hint=f"set {REMOTE} to a store that all machines reach, or TRTSPEC_CACHE to a directory that all mount",
             )
+        failures = {names.get(key, key): site.failure for key, site in sites.items() if site.failure}
+        if failures:
+            name, failure = min(failures.items())
+            raise TrtspecError(f"{name} cannot use the team store: {failure}", where=self._cluster, hint=TEAM_HINT)
         modes = {names.get(key, key): site.mode for key, site in sites.items() if site.mode not in ("", "read-write")}
         if self._hands_over and modes:
             name, mode = min(modes.items())
@@ -341,7 +374,7 @@ class RayPool(Pool):
         root.mkdir(parents=True, exist_ok=True)
         (root / token).touch()
         try:
-            return self._call_on(list(self._nodes), partial(probe, token))
+            return self._call_on(list(self._nodes), partial(probe, token, self._remote))
         finally:
             (root / token).unlink(missing_ok=True)
 
