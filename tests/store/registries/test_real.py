@@ -138,9 +138,9 @@ def test_flipped_bit_in_the_registrys_storage_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("mib", [64, 1024])
-def test_memory_is_bounded(docker_registry: str, tmp_path: Path, mib: int) -> None:
-    root = large_artifact(tmp_path / "large", mib)
+@pytest.mark.parametrize(("files", "mib"), [(1, 64), (1, 1024), (4, 100)])
+def test_memory_is_bounded(docker_registry: str, tmp_path: Path, files: int, mib: int) -> None:
+    root = large_artifact(tmp_path / "large", mib, files)
     check_memory(root, f"oci://{docker_registry}/memory/large:{mib}", tmp_path / "out")
     assert (tmp_path / "out" / TARGET).stat().st_size == mib * MIB
 

@@ -304,11 +304,33 @@ def test_mistakes_are_explained(bucket: Any, built: Path, monkeypatch: pytest.Mo
         push_artifact(built, f"s3://{BUCKET}/tiny:v1", patience=QUICK)
 
 
+@pytest.mark.parametrize("region", ["us-east-1", "cn-north-1", "us-gov-west-1", "xx-new-9"])
+def test_addresses_of_services_are_botocores(monkeypatch: pytest.MonkeyPatch, region: str) -> None:
+    """Lists of addresses that are not loaded, to save memory, do not change an address."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", USER)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+    from botocore.config import Config
+
+    def found(service: str, *, is_reduced: bool) -> list[str]:
+        session = botocore.get_session()
+        config = Config(signature_version="s3v4" if service == "s3" else "v4")
+        if is_reduced:
+            session.get_component("data_loader").file_loader = s3._ServiceFiles()
+        client = session.create_client(service, region_name=region, config=config)
+        operation = {"s3": "list_buckets", "sts": "get_caller_identity"}.get(service)
+        signed = client.generate_presigned_url(operation) if operation else ""
+        return [client.meta.endpoint_url, client.meta.region_name, signed.partition("&X-Amz-Date")[0]]
+
+    for service in ("s3", "sts"):
+        assert found(service, is_reduced=True) == found(service, is_reduced=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["rclone"], indirect=True)
-@pytest.mark.parametrize("mib", [1, 512])
-def test_memory_is_bounded(bucket: Any, tmp_path: Path, mib: int) -> None:
-    root = large_artifact(tmp_path / "built", mib)
+@pytest.mark.parametrize(("files", "mib"), [(1, 1), (1, 512), (4, 100)])
+def test_memory_is_bounded(bucket: Any, tmp_path: Path, files: int, mib: int) -> None:
+    root = large_artifact(tmp_path / "built", mib, files)
     check_memory(root, f"s3://{BUCKET}/memory/large:{mib}", tmp_path / "out")
 
 

@@ -234,7 +234,7 @@ class OciRepository:
             raise rejection(reply, "the registry does not report whether it has a file")
         return reply.status == OK and reply.headers.get("content-length", str(nbytes)) == str(nbytes)
 
-    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
+    def pieces(self, blob: Descriptor, offset: int) -> Iterator[memoryview]:
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         path = f"{self.base}/blobs/{blob.digest}"
         with self._client.stream(path, headers) as (response, pieces):
