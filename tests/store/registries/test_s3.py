@@ -292,6 +292,10 @@ def test_endless_failures_end(proxy: FaultyProxy, built: Path) -> None:
 def test_mistakes_are_explained(bucket: Any, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RegistryError, match="has no v9"):
         pull_artifact(f"s3://{BUCKET}/none:v9", patience=QUICK)
+    with pytest.raises(RegistryError, match="the bucket has nothing below this prefix"):
+        list_artifacts(f"s3://{BUCKET}/none", patience=QUICK)
+    with pytest.raises(RegistryError, match=r"NoSuchBucket|404"):
+        list_artifacts("s3://not-a-bucket/tiny", patience=QUICK)
     with pytest.raises(RegistryError, match=r"NoSuchBucket|404"):
         push_artifact(built, "s3://not-a-bucket/tiny:v1", patience=QUICK)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -335,14 +339,15 @@ def test_memory_is_bounded(bucket: Any, tmp_path: Path, files: int, mib: int) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [8])
+@pytest.mark.parametrize(("endpoint", "kills"), [("swift", 8), ("rclone", 8), ("rclone", 100)], indirect=["endpoint"])
 def test_killed_push_and_pull_publish_nothing_wrong(bucket: Any, tmp_path: Path, kills: int) -> None:
+    """The file of the target has two parts."""
     generator, count, seed = random.Random(kills), 0, 0
     address, out, check = f"s3://{BUCKET}/killed/tiny:v1", tmp_path / "out", tmp_path / "check"
     longest = 2.0
     while count < kills:
         seed += 1
-        built = make_artifact(tmp_path / "built", 130 * MIB, 3 * MIB, seed=seed, draft_seed=seed)
+        built = make_artifact(tmp_path / "built", 65 * MIB, 3 * MIB, seed=seed, draft_seed=seed)
         for work, verify in (
             (lambda built=built: push_artifact(built, address), lambda: check_tag_is_whole(address, check)),
             (lambda: pull_artifact(address, lambda *_: out), lambda: check_is_whole(out)),

@@ -175,7 +175,7 @@ class S3Repository:
 
     def _used_blobs(self) -> set[str]:
         """Return the names of the blobs of all tags and their referrers; referrers without a subject are removed."""
-        digests = {self._tagged(tag).digest for tag in self.tags()}
+        digests = {self._tagged(tag).digest for tag in self._tags()}
         for key, _ in self._list(f"{self._prefix}referrers/"):
             subject, _, referrer = key.removeprefix(f"{self._prefix}referrers/").partition("/")
             if f"sha256:{subject}" in digests:
@@ -189,6 +189,13 @@ class S3Repository:
         return used
 
     def tags(self) -> list[str]:
+        found = self._tags()
+        if not found and self._prefix and next(self._list(self._prefix), None) is None:
+            hint = "check the address; the first push creates the prefix"
+            raise UnknownReference("the bucket has nothing below this prefix", where=self.label, hint=hint)
+        return found
+
+    def _tags(self) -> list[str]:
         prefix = f"{self._prefix}tags/"
         names = (key.removeprefix(prefix) for key, _ in islice(self._list(prefix), MAX_TAGS))
         return sorted(name for name in names if re.fullmatch(_TAG, name))
