@@ -24,7 +24,7 @@ from tests.store.registries.memory import check_memory, large_artifact
 from tests.store.registries.s3_servers import SECRET, USER, rclone, running_rclone, running_swift
 from tests.store.registries.test_real import check_is_whole, check_tag_is_whole, is_killed_after
 from trtspec.core.errors import DigestMismatch, TrtspecError
-from trtspec.store.registries.blobs import BlobIndex
+from trtspec.store.registries.blobs import BlobIndex, BlobSource
 from trtspec.store.registries.http_client import RegistryError
 from trtspec.store.registries.listing import list_artifacts
 from trtspec.store.registries.locations import s3
@@ -154,6 +154,7 @@ def test_interrupted_upload_sends_only_the_missing_parts(
     before, is_broken = sorted(sent), False
     sent.clear()
     assert before
+    monkeypatch.delattr(BlobSource, "sha256")  # the first push has read the file for it
     push_artifact(large, address)
     assert sorted([*before, *sent]) == [1, 2, 3]
     assert only(bucket, "parts/") == []

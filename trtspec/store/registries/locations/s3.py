@@ -235,7 +235,9 @@ class S3Repository:
         An object's name has to be known first, so a file whose SHA-256 is unknown here is read twice. Its BLAKE3
         segments are compared in both readings, and the service compares the SHA-256 of each part.
         """
-        sha256 = self._known.sha256(source.record.digest) or source.sha256(is_counted=False)
+        if (sha256 := self._known.sha256(source.record.digest)) is None:
+            sha256 = source.sha256(is_counted=False)
+            self._known.learn([(source.record.digest, sha256)])  # at once: a killed push does not read it again
         key = self._blob_key(f"sha256:{sha256}")
         if source.record.size <= SEGMENT_BYTES:
             self._put_file(source, key, sha256)
