@@ -293,7 +293,7 @@ def test_endless_failures_end(proxy: FaultyProxy, built: Path) -> None:
 def test_mistakes_are_explained(bucket: Any, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RegistryError, match="has no v9"):
         pull_artifact(f"s3://{BUCKET}/none:v9", patience=QUICK)
-    with pytest.raises(RegistryError, match="the bucket has nothing below this prefix"):
+    with pytest.raises(RegistryError, match="the bucket does not have an object below this prefix"):
         list_artifacts(f"s3://{BUCKET}/none", patience=QUICK)
     with pytest.raises(RegistryError, match=r"NoSuchBucket|404"):
         list_artifacts("s3://not-a-bucket/tiny", patience=QUICK)

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import islice
 from threading import Lock
 from typing import Any
@@ -192,7 +193,7 @@ class S3Repository:
         found = self._tags()
         if not found and self._prefix and next(self._list(self._prefix), None) is None:
             hint = "check the address; the first push creates the prefix"
-            raise UnknownReference("the bucket has nothing below this prefix", where=self.label, hint=hint)
+            raise UnknownReference("the bucket does not have an object below this prefix", where=self.label, hint=hint)
         return found
 
     def _tags(self) -> list[str]:
@@ -612,11 +613,16 @@ class _ServiceFiles:
 
     def load_file(self, path: str) -> Any:
         """Return the JSON document at a path without an ending, or None if there is none."""
-        hook = _without_regional_addresses if os.path.basename(path) == "endpoints" else None
-        for ending, opened in ((".json", open), (".json.gz", gzip.open)):
-            with suppress(FileNotFoundError), opened(path + ending, "rb") as file:
-                return json.load(file, object_hook=hook)
-        return None
+        return _read_description(path)
+
+
+@cache  # reading takes a third of a second, and a client of a process reads the same as another one
+def _read_description(path: str) -> Any:
+    hook = _without_regional_addresses if os.path.basename(path) == "endpoints" else None
+    for ending, opened in ((".json", open), (".json.gz", gzip.open)):
+        with suppress(FileNotFoundError), opened(path + ending, "rb") as file:
+            return json.load(file, object_hook=hook)
+    return None
 
 
 def _without_regional_addresses(each: dict[str, Any]) -> dict[str, Any]:
