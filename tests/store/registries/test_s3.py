@@ -343,7 +343,7 @@ def test_memory_is_bounded(bucket: Any, tmp_path: Path, files: int, mib: int) ->
 @pytest.mark.parametrize(("endpoint", "kills"), [("swift", 8), ("rclone", 8), ("rclone", 100)], indirect=["endpoint"])
 def test_killed_push_and_pull_publish_nothing_wrong(bucket: Any, tmp_path: Path, kills: int) -> None:
     """The file of the target has two parts."""
-    generator, count, seed = random.Random(kills), 0, 0
+    generator, count, seed = random.Random(kills), 0, 1000 * kills  # other files than with other numbers
     address, out, check = f"s3://{BUCKET}/killed/tiny:v1", tmp_path / "out", tmp_path / "check"
     longest = 2.0
     while count < kills:
