@@ -26,6 +26,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["TRTSPEC_STATE"] = "/dev/null/state"
 # Tests start processes while threads of theirs call by gRPC; its handlers of forks let 3 in 100 of these die.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# A fork must not collect an earlier test's Ray client: its destructor joins threads that the fork does not have.
+os.register_at_fork(after_in_child=gc.freeze)
 # A build waits for the disk ninety times, which only a machine that loses its power would tell. Children do wait.
 os.fsync = os.fdatasync = lambda descriptor: None
 

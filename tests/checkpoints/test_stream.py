@@ -31,6 +31,7 @@ from trtspec.core.errors import CheckpointError
 from trtspec.core.processes import wait_until
 
 FP8 = {"mapping": ParallelMapping(2, 2), "scheme": Scheme("fp8", "fp8"), "dtype": "float16"}
+ROWS = Scheme("fp8_rowwise")
 LAYERS = 4
 
 
@@ -264,6 +265,25 @@ def test_nonfinite_values_are_rejected_with_tensor_names_and_counts(
         assert "model.layers.1.mlp.up_proj.weight: 0 NaN and 2 infinite values in model.safetensors" in found
         assert str(source) in found
         assert "hint: the checkpoint is damaged; set allow_nonfinite: true in the recipe to convert it anyway" in found
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mapping": ParallelMapping(2)}, {"dtype": "float16"}, {"scheme": ROWS}], ids=str
+)
+def test_parts_of_tensors_have_the_output_and_the_issues_of_whole_tensors(
+    source: Path, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, notes = digests(convert(source, tmp_path / "whole", **options)), tmp_path / "notes"
+    monkeypatch.setattr(stream, "PART_BYTES", 1000)
+    assert digests(convert(source, tmp_path / "parts", journal=notes, **options)) == expected
+    names = notes.read_text().splitlines()
+    assert "lm_head.weight 1" in names
+    assert "transformer.ln_f.weight" in names
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"][[0, 1, -1], 3] = float("nan")
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight: 3 NaN and 0 infinite values in model\."):
+        convert(source, tmp_path / "flawed", **options)
 
 
 def test_nonfinite_values_are_reported_again_on_retry(source: Path, tmp_path: Path) -> None:

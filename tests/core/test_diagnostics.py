@@ -15,6 +15,7 @@ from trtspec.core.diagnostics import (
     Diagnostic,
     Mark,
     RecipeError,
+    first_invalid,
     render_diagnostic,
     simplify_pydantic_message,
     sort_diagnostics,
@@ -156,4 +157,12 @@ def test_pydantic_messages_are_simplified(values: dict[str, object], said: str) 
     with pytest.raises(ValidationError) as caught:
         _Form.model_validate(values)
     [found] = caught.value.errors()
-    assert simplify_pydantic_message(found["msg"]) == said
+    assert simplify_pydantic_message(found["msg"]) == first_invalid(caught.value).message == said
+
+
+def test_first_invalid_value_of_a_document_has_a_short_printable_path() -> None:
+    for key, path in (("\x1b[2J", "\\x1b[2J"), ("k" * 1000, "k" * 99 + "…")):
+        with pytest.raises(ValidationError) as caught:
+            _Form.model_validate({"count": 1, key: 2})
+        assert first_invalid(caught.value) == (path, "unknown key")
+        assert str(first_invalid(caught.value)) == f"{path}: unknown key"

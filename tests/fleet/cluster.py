@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,11 @@ class RayCluster:
 
     def kill(self, node: Any) -> None:
         self._cluster.remove_node(node, allow_graceful=False)
+
+    def kill_raylet(self, identity: str) -> None:
+        """Kill only the raylet of the node with this id; a head's GCS goes on."""
+        (node,) = [each for each in self._cluster.list_all_nodes() if each.node_id == identity]
+        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
 
     def remove(self, node: Any) -> None:
         """Kill a node, and wait until the cluster has noticed, so that no task is sent to it."""

@@ -16,14 +16,14 @@ from trtspec.store.store import Store
 
 
 class ScriptedPool(Pool):
-    """Nodes that share one store. `losses` times, a node that runs a step is lost, with
+    """Nodes that share one store, given by its path or opened. `losses` times, a node that runs a step is lost, with
     the probability `rate` for each step.
 
     `built` counts the successful builds by key. A lost node is replaced by an equal one.
     """
 
-    def __init__(self, nodes: Sequence[Node], store: Path, losses: int = 0, rate: float = 0.2) -> None:
-        self._nodes, self._store = list(nodes), Store(store)
+    def __init__(self, nodes: Sequence[Node], store: Path | Store, losses: int = 0, rate: float = 0.2) -> None:
+        self._nodes, self._store = list(nodes), store if isinstance(store, Store) else Store(store)
         self._random, self.losses, self._rate = random.Random(1), losses, rate
         self._queue: list[Task] = []
         self._running: list[tuple[Task, Node]] = []

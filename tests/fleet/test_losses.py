@@ -107,7 +107,6 @@ def test_cells_are_built_although_nodes_are_lost(cluster: RayCluster, tmp_path: 
     assert killer.losses == LOSSES
     assert {run.status for run in scheduler.cells} == {"built"}
     assert texts == {run.step.key: expected(run.step) for run in runs if isinstance(run.step, Work)}
-    # A worker that is lost between its output and its report leaves a key without a reported build.
-    assert {run.builds for run in runs} <= {0, 1}
-    assert sum(run.builds == 0 for run in runs) <= sum(run.losses for run in runs)
-    assert set(ran) == {run.step.name for run in runs}
+    assert {run.builds for run in runs} == {1}
+    # A step runs again only if its node was lost while it ran, or before it had published the output.
+    assert all(1 <= ran[run.step.name] <= 1 + run.losses for run in runs)

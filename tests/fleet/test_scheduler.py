@@ -14,7 +14,7 @@ from tests.fleet.scripted import ScriptedPool
 from tests.fleet.steps import Work, cell, expected
 from trtspec.core.errors import TrtspecError
 from trtspec.fleet.labels import Node, Requirement, explain_unplaceable
-from trtspec.fleet.pool import Finished, Outcome
+from trtspec.fleet.pool import DeferredPool, Event, Finished, Lost, Outcome, Pool, Task
 from trtspec.fleet.scheduler import Cell, Limits, MissingOutputs, Scheduler, StepRun
 from trtspec.store import entry
 from trtspec.store.store import Store
@@ -230,3 +230,92 @@ def test_pool_that_never_starts_a_step_is_given_up(tmp_path: Path) -> None:
 
 def test_explanation_of_a_pool_without_nodes() -> None:
     assert explain_unplaceable([Requirement()], []) == "it requires any node, and the pool has no nodes"
+
+
+def test_key_that_a_lost_worker_published_counts_as_built(tmp_path: Path) -> None:
+    class Late(ScriptedPool):
+        """Loses a worker after it has published the output and before it has reported that."""
+
+        def _end(self, task: Task, node: Node) -> Event:
+            event = super()._end(task, node)
+            if self.built[task.step.key] == 1 and self.submitted.count(task.step.key) == 1:
+                return Lost(task.step.key, node.name, "the node was lost")
+            return event
+
+    work = Work("x")
+    scheduler = Scheduler([cell("a", work)], pool := Late(NODES, tmp_path))
+    scheduler.run()
+    run = scheduler.steps[work.key]
+    assert (pool.built[work.key], run.builds, run.losses, run.status) == (1, 1, 1, "built")
+    assert run.node.startswith("node")
+
+
+def test_step_queued_for_a_lost_node_is_queued_for_another_that_fits(tmp_path: Path) -> None:
+    """Ray keeps a task whose labels no node has any more; the step's other cell fits a node."""
+    shared, now = Work("shared"), [0.0]
+    nodes = [Node("first", {"zone": "a"}), Node("second", {"zone": "b"})]
+
+    class Losing(ScriptedPool):
+        def wait(self, timeout_s: float) -> list:  # type: ignore[type-arg]
+            self._nodes = nodes[1:]
+            return super().wait(timeout_s)
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    cells = [cell(zone, shared, requirement=Requirement((("zone", zone),))) for zone in ("a", "b")]
+    scheduler = Scheduler(cells, pool := Losing(nodes, tmp_path), clock=clock)
+    scheduler.run()
+    assert pool.submitted == [shared.key, shared.key]
+    assert scheduler.steps[shared.key].node == "second"
+    assert [run.status for run in scheduler.cells] == ["built", "built"]
+
+
+def test_pool_is_not_used_if_no_step_has_to_run(tmp_path: Path) -> None:
+    def open_pool() -> Pool:
+        raise AssertionError("the pool was opened")
+
+    handed_over, published = [], []
+    cells = [cell("a", Work("x", (Work("common"),)))]
+    with DeferredPool(open_pool) as pool:
+        scheduler = Scheduler(
+            cells,
+            pool,
+            has=lambda step: True,
+            hand_over=lambda step: handed_over.append(step.name),
+            publish=lambda cell, steps: published.append(cell.name),
+        )
+        scheduler.run()
+    assert (published, handed_over) == (["a"], ["common", "x"])
+
+
+def test_unplaceable_cells_are_explained_before_the_workers_are_prepared(tmp_path: Path) -> None:
+    class Unprepared(ScriptedPool):
+        def prepare(self) -> None:
+            raise AssertionError("the workers were prepared")
+
+    scheduler = Scheduler(
+        [cell("a", Work("x"), requirement=Requirement((("gpu", "b200"),)))], Unprepared(NODES, tmp_path)
+    )
+    scheduler.run()
+    assert scheduler.cells[0].status == "unplaceable"
+
+
+@pytest.mark.parametrize(
+    ("label", "hint"),
+    [
+        (("zone", "A"), "did you mean zone=a?"),
+        (("gpu", "h10o"), "did you mean gpu=h100?"),
+        (("gpu", "tpu-v5"), "the label gpu of the nodes is h100, h200"),
+        (("zonne", "a"), "no node has a label zonne; did you mean zone?"),
+        (("rack", "7"), "start a node with these labels, or wait for one with --wait-for-nodes"),
+    ],
+)
+def test_hint_names_the_nearest_label(label: tuple[str, str], hint: str, tmp_path: Path) -> None:
+    nodes = [Node("n0", {"zone": "a", "gpu": "h100"}), Node("n1", {"zone": "b", "gpu": "h200"})]
+    scheduler = Scheduler([cell("a", Work("x"), requirement=Requirement((label,)))], ScriptedPool(nodes, tmp_path))
+    scheduler.run()
+    failure = scheduler.cells[0].failure
+    assert failure
+    assert failure.hint == hint

@@ -204,6 +204,12 @@ def test_inputs_are_built_after_all_if_the_remote_store_has_lost_the_output(
         def find(self, keys: Collection[str]) -> frozenset[str]:
             return frozenset(keys)
 
+        def failure(self) -> str:
+            return ""
+
+        def resume(self) -> None: ...
+        def distrust(self, key: str) -> None: ...
+
     monkeypatch.setattr(Join, "num_devices", 1)
     store.remote = Forgetful()
     plan = StepPlan([diamond()])

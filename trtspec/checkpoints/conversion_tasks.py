@@ -63,7 +63,7 @@ def plan_tasks(
     planner = _Planner(plan, layouts, matched, activations, existing, arithmetic)
     order = {name: number for number, name in enumerate(plan.targets)}
     tasks = sorted([*planner.cast_tasks(), *planner.fp8_tasks()], key=lambda task: order[task.name])
-    return [planner.scale_task(), *tasks]
+    return [planner.scale_task(), *(part for task in tasks for part in _divide(task))]
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,16 @@ def _measured(table: dict[str, float], module: str) -> float:
             f"the activation of {module} was not measured", hint="calibrate with a prompt that reaches it"
         )
     return table[module]
+
+
+def _divide(task: Task) -> list[Task]:
+    """Return tasks for parts of the tensors of a task with a large tensor, else the task itself."""
+    if not isinstance(task.encoding, Cast | QuantizeRows):
+        return [task]
+    parts = task.encoding.parts()
+    if len(parts) <= len(task.encoding.transfers):
+        return [task]
+    return [_task(f"{task.name} {number}", part, part.transfers) for number, part in enumerate(parts)]
 
 
 def _task(name: str, encoding: Encoding, transfers: Iterable[Transfer], more_bytes: int = 0) -> Task:

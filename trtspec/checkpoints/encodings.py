@@ -13,7 +13,7 @@ of them get the largest scale. Tensors with a smaller scale are then rounded aga
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from trtspec.checkpoints.arithmetic import (
     to_e4m3,
     to_floats,
 )
-from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.checkpoints.safetensors import ITEM_BYTES, TensorInfo
 from trtspec.checkpoints.stream import ConversionIssues, Transfer, TransferWorker
 
 DAMAGED = "the checkpoint is damaged; set allow_nonfinite: true in the recipe to convert it anyway"
@@ -43,6 +43,11 @@ class Cast:
     dtype: str
     arithmetic: Arithmetic
     plus: float = 0.0
+
+    def parts(self) -> list[Cast]:
+        """Return encodings that do the same together, each for some rows of a tensor."""
+        item = ITEM_BYTES[self.dtype]
+        return [replace(self, transfers=(part,)) for transfer in self.transfers for part in transfer.split(item)]
 
     def run(self, worker: TransferWorker) -> None:
         """Convert and write the tensors; record an issue for values that are not finite or that overflow `dtype`."""
@@ -101,10 +106,10 @@ class ValueStats:
     def report(self, flaws: ConversionIssues, dtype: str = "") -> None:
         """Report NaN and infinite values, unless `allow_nonfinite` is set, and values that overflow."""
         if (self._nans or self._infinities) and not flaws.allow_nonfinite:
-            flaws.add(self.source, f"{self._nans:,} NaN and {self._infinities:,} infinite values", DAMAGED)
+            flaws.add(self.source, "{:,} NaN and {:,} infinite values", self._nans, self._infinities, hint=DAMAGED)
         if (count := self._overflows - self._infinities) > 0:
             hint = "set dtype: bfloat16 in the recipe"
-            flaws.add(self.source, f"{count:,} values are too large for {dtype}", hint)
+            flaws.add(self.source, f"{{:,}} values are too large for {dtype}", count, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,13 @@ class QuantizeRows:
     transfers: tuple[Transfer, ...]
     scales: tuple[Transfer, ...]
     arithmetic: Arithmetic
+
+    def parts(self) -> list[QuantizeRows]:
+        """Return encodings that do the same together, each for some rows of a tensor."""
+        pairs = zip(self.transfers, self.scales, strict=True)
+        weights, scales = ITEM_BYTES["F8_E4M3"], ITEM_BYTES["F32"]
+        parts = (zip(one.split(weights), other.split(scales), strict=True) for one, other in pairs)
+        return [replace(self, transfers=(one,), scales=(other,)) for each in parts for one, other in each]
 
     def run(self, worker: TransferWorker) -> None:
         """Quantize in one pass, because each chunk consists of whole rows."""
@@ -264,7 +276,7 @@ def read_scale(worker: TransferWorker, source: TensorInfo) -> np.float32:
 def _check(worker: TransferWorker, source: TensorInfo, scales: Floats) -> bool:
     bad = int(np.count_nonzero(~(np.isfinite(scales) & (scales > 0))))
     if bad:
-        worker.flaws.add(source, f"{bad:,} of {scales.size:,} scales are not positive and finite")
+        worker.flaws.add(source, "{:,} of {:,} scales are not positive and finite", bad, scales.size)
     return not bad
 
 
@@ -275,4 +287,4 @@ def _move(worker: TransferWorker, transfer: Transfer, table: Bits | None = None)
         nans += int(np.count_nonzero((bits & NOT_A_NUMBER) == NOT_A_NUMBER))
         worker.write(transfer.destinations, first, bits if table is None else np.take(table, bits))
     if nans and not worker.flaws.allow_nonfinite:
-        worker.flaws.add(source, f"{nans:,} NaN values", DAMAGED)
+        worker.flaws.add(source, "{:,} NaN values", nans, hint=DAMAGED)

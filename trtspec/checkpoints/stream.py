@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -118,6 +118,7 @@ def _tasks_done(path: Path, stamp: str) -> frozenset[str]:
 
 
 CHUNK_BYTES = 2 << 20
+PART_BYTES = 32 << 20  # most source bytes of a task that can be divided, so that no thread has the last one for long
 REPORT_BYTES = 16 << 20
 MOST_ROW_BYTES = 16 << 20
 SHOWN_FLAWS = 12
@@ -144,6 +145,12 @@ class Destination:
     def width(self) -> int:
         return len(self.columns)
 
+    def within(self, rows: range, item: int) -> Destination:
+        """Return the destination of a source that has only `rows` of this one; written items have `item` bytes."""
+        begin, end = max(self.rows.start, rows.start), min(self.rows.stop, rows.stop)
+        offset = self.offset + (begin - self.rows.start) * self.width * item
+        return replace(self, rows=range(begin - rows.start, end - rows.start), offset=offset)
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -155,6 +162,21 @@ class Transfer:
     @property
     def num_rows(self) -> int:
         return _matrix(self.source.shape)[0]
+
+    def split(self, item: int) -> list[Transfer]:
+        """Return transfers of at most PART_BYTES, or of one row; written items have `item` bytes."""
+        rows, columns = _matrix(self.source.shape)
+        step = max(1, PART_BYTES // max(1, columns * ITEM_BYTES[self.source.dtype]))
+        return [self._part(range(first, min(first + step, rows)), item) for first in range(0, rows, step)]
+
+    def _part(self, rows: range, item: int) -> Transfer:
+        """Return the transfer of some rows of the source."""
+        source, columns = self.source, _matrix(self.source.shape)[1]
+        row_bytes = columns * ITEM_BYTES[source.dtype]
+        offset, nbytes = source.offset + rows.start * row_bytes, len(rows) * row_bytes
+        part = replace(source, shape=(len(rows), columns), offset=offset, nbytes=nbytes)
+        destinations = (place.within(rows, item) for place in self.destinations)
+        return Transfer(part, tuple(place for place in destinations if place.rows))
 
     def in_sequence(self) -> list[Destination]:
         """Return the destinations in source order if each byte belongs to exactly one of them, else []."""
@@ -182,24 +204,33 @@ class Task:
 
 @dataclass
 class ConversionIssues:
-    """Invalid values found in source tensors, one line per tensor; safe for use by several threads."""
+    """Numbers of invalid values in source tensors, one line per tensor and kind; safe for use by several threads."""
 
     allow_nonfinite: bool = False
-    lines: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    found: dict[tuple[TensorInfo, str, str | None], dict[int, tuple[int, ...]]] = field(default_factory=dict)
 
-    def add(self, source: TensorInfo, message: str, hint: str | None = None) -> None:
-        self.lines.setdefault(f"{source.name}: {message} in {source.file.name}", (str(source.file.parent), hint))
+    def add(self, source: TensorInfo, message: str, *counts: int, hint: str | None = None) -> None:
+        """Record an issue; `message` formats `counts`, which are added up over the parts of a tensor."""
+        whole = replace(source, shape=(), offset=0, nbytes=0)  # equal for all parts
+        self.found.setdefault((whole, message, hint), {})[source.offset] = counts
 
     @property
     def count(self) -> int:
-        return len(self.lines)
+        return sum(map(len, list(self.found.values())))
 
     def raise_if_any(self) -> None:
         """Raise one CheckpointError that lists all issues by tensor name, if there are any."""
-        if self.lines:
-            shown = sorted(self.lines)[:SHOWN_FLAWS]
-            more = f"\n  ... and {len(self.lines) - len(shown)} more" if len(self.lines) > len(shown) else ""
-            where, hint = self.lines[shown[0]]
+        lines = {
+            f"{source.name}: {message.format(*map(sum, zip(*parts.values(), strict=True)))} in {source.file.name}": (
+                str(source.file.parent),
+                hint,
+            )
+            for (source, message, hint), parts in self.found.items()
+        }
+        if lines:
+            shown = sorted(lines)[:SHOWN_FLAWS]
+            more = f"\n  ... and {len(lines) - len(shown)} more" if len(lines) > len(shown) else ""
+            where, hint = lines[shown[0]]
             raise CheckpointError(
                 "values that cannot be converted:\n  " + "\n  ".join(shown) + more, where=where, hint=hint
             )

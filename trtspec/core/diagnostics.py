@@ -10,9 +10,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from trtspec.core.errors import TrtspecError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 Severity = Literal["error", "warning", "note"]
 
@@ -169,6 +172,25 @@ def simplify_pydantic_message(text: str) -> str:
         if found := re.fullmatch(pattern, text, re.DOTALL):
             return found.expand(words)
     return re.sub(PYDANTIC_MESSAGES[0][0], PYDANTIC_MESSAGES[0][1], text)
+
+
+class InvalidValue(NamedTuple):
+    """The first problem that pydantic found in a document: the dotted path of the value, "" for all of it."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def first_invalid(error: ValidationError) -> InvalidValue:
+    """Return an error's first problem; the path, which may be of a foreign document, is cut to MAX_QUOTED_CHARS."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = escape_unprintable(".".join(map(str, first["loc"])))
+    if len(path) > MAX_QUOTED_CHARS:
+        path = f"{path[: MAX_QUOTED_CHARS - 1]}…"
+    return InvalidValue(path, simplify_pydantic_message(first["msg"]))
 
 
 def escape_unprintable(line: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trtspec.core.errors import StepError, StepTimeout
-from trtspec.core.processes import start_time, stop_session
+from trtspec.core.processes import die_with_parent, start_time, stop_session
 from trtspec.store.step import Inputs, Step, StepProgress
 
 DOCUMENT, EXIT_CODE = "document.json", "exit_code"
@@ -66,7 +66,10 @@ class RunCommands(Step):
     def _wait(self, command: Sequence[str], folder: str, document: Any, log: Any, progress: StepProgress) -> int:
         variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         argv = (sys.executable, "-m", "trtspec", *command, "--json")
-        process = subprocess.Popen(argv, cwd=folder, stdout=document, stderr=log, env=variables, start_new_session=True)
+        process = subprocess.Popen(
+            argv, cwd=folder, stdout=document, stderr=log, env=variables,
+            start_new_session=True, preexec_fn=die_with_parent(),  # noqa: PLW1509  two system calls, no lock
+        )  # fmt: skip
         started, deadline = start_time(process.pid), time.monotonic() + TIMEOUT_S
         try:
             while time.monotonic() < deadline:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 MAX_LISTED = 6  # groups of equal nodes in an explanation
 Labels = tuple[tuple[str, str], ...]
@@ -68,3 +69,31 @@ def explain_unplaceable(alternatives: Sequence[Requirement], nodes: Sequence[Nod
     if len(groups) > MAX_LISTED:
         lines.append(f"{len(groups) - MAX_LISTED} further groups of nodes do not fit either")
     return f"it requires {wanted}; " + "; ".join(lines)
+
+
+def suggest_labels(alternatives: Sequence[Requirement], nodes: Sequence[Node]) -> str:
+    """Return a hint with the nearest name or value that nodes have for each label that none has, or ""."""
+    present: dict[str, set[str]] = {}
+    for node in nodes:
+        for name, value in node.labels.items():
+            present.setdefault(name, set()).add(value)
+    wanted = dict.fromkeys(pair for each in alternatives for pair in each.labels)
+    return "; ".join(filter(None, (_suggest_label(name, value, present) for name, value in wanted)))
+
+
+def _suggest_label(name: str, value: str, present: Mapping[str, set[str]]) -> str:
+    """Return what the nodes have instead of a label; "" if some have it, or if they have nothing similar."""
+    if values := present.get(name):
+        if value in values:
+            return ""
+        near = _nearest(value, values)
+        listed = ", ".join(sorted(values)[:MAX_LISTED]) + (", ..." if len(values) > MAX_LISTED else "")
+        return f"did you mean {name}={near}?" if near else f"the label {name} of the nodes is {listed}"
+    near = _nearest(name, present)
+    return f"no node has a label {name}; did you mean {near}?" if near else ""
+
+
+def _nearest(text: str, known: Iterable[str]) -> str:
+    """Return the most similar of `known`, without regard to case, or ""."""
+    by_lower = {each.lower(): each for each in sorted(known)}
+    return next((by_lower[each] for each in get_close_matches(text.lower(), by_lower, 1)), "")

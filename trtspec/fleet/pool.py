@@ -82,24 +82,26 @@ Event = Started | Advanced | Message | Finished | Lost
 
 @dataclass(frozen=True)
 class Task:
-    """A step to run on a node that meets the requirement, when the outputs of its dependencies are available."""
+    """A step to run on a node that meets the requirement, when the outputs of its dependencies are available.
+
+    `again` means that a machine did not find its output, or refused it: the output replaces that of the team store.
+    """
 
     step: Step
     requirement: Requirement = field(default_factory=Requirement)
+    again: bool = False
 
 
 class Pool(ABC):
-    """Workers that run steps. All methods return within a bound; TrtspecError means that the pool is unusable.
-
-    Attributes:
-        shares_store: true if all workers use the driver's store directory.
-    """
-
-    shares_store: bool = True
+    """Workers that run steps. All methods return within a bound; TrtspecError means that the pool is unusable."""
 
     @abstractmethod
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive."""
+
+    def prepare(self) -> None:
+        """Prepare the workers; called before the first step. Raises TrtspecError for nodes that cannot run steps."""
+        return
 
     @abstractmethod
     def submit(self, task: Task) -> None:
@@ -129,6 +131,42 @@ class Pool(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class DeferredPool(Pool):
+    """A pool that is opened when it is first used, so that a build without any step to run does not open it."""
+
+    def __init__(self, open_pool: Callable[[], Pool]) -> None:
+        self._open = open_pool
+        self._opened: Pool | None = None
+
+    @property
+    def _pool(self) -> Pool:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def nodes(self) -> list[Node]:
+        return self._pool.nodes()
+
+    def prepare(self) -> None:
+        self._pool.prepare()
+
+    def submit(self, task: Task) -> None:
+        self._pool.submit(task)
+
+    def wait(self, timeout_s: float) -> Sequence[Event]:
+        return self._pool.wait(timeout_s)
+
+    def call(self, function: Callable[[], T], requirement: Requirement) -> dict[str, T]:
+        return self._pool.call(function, requirement)
+
+    def cancel(self, key: str) -> None:
+        self._pool.cancel(key)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from trtspec.core.errors import TrtspecError
-from trtspec.fleet.labels import Requirement, choose_requirement, explain_unplaceable
+from trtspec.fleet.labels import Node, Requirement, choose_requirement, explain_unplaceable, suggest_labels
 from trtspec.fleet.pool import Advanced, Event, Failure, Finished, Lost, Message, Outcome, Pool, Started, Task
 from trtspec.store.plan import needed_keys
 from trtspec.store.step import Step
@@ -80,7 +80,10 @@ class StepRun:
     """The state of one key: its step, the alternatives that its cells accept, and what became of it.
 
     `inputs` are the keys of its dependencies. `status` is that of the outcome when `state` is "done", and "unneeded"
-    for a step that did not have to run. `builds` counts how often the step was built.
+    for a step that did not have to run. `builds` counts how often the step was built: a worker of this run published
+    its output, even if that worker was lost before it could report it. `chosen` is the alternative for which the step
+    is queued or running, and `again` that of its Task. `lost_on` are the nodes that were lost while they ran it, or ""
+    for one that had not reported its start.
     """
 
     step: Step
@@ -94,6 +97,9 @@ class StepRun:
     builds: int = 0
     losses: int = 0
     failure: Failure | None = None
+    chosen: Requirement | None = None
+    again: bool = False
+    lost_on: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -144,8 +150,9 @@ class UnobservedFleet:
 class Scheduler:
     """Runs the steps of cells on a pool.
 
-    `has` returns whether the output of a step is available to all workers and to the driver. `publish` is called with
-    a cell whose steps are all done; a TrtspecError that it raises fails the cell.
+    `has` returns whether the output of a step exists, and `hand_over` makes an output that exists available to all
+    workers; it is called once for each of them. `publish` is called with a cell whose steps are all done; a
+    TrtspecError that it raises fails the cell. The pool is not used if no step has to run.
     """
 
     def __init__(
@@ -154,6 +161,7 @@ class Scheduler:
         pool: Pool,
         *,
         has: Callable[[Step], bool] = lambda step: False,
+        hand_over: Callable[[Step], None] = lambda step: None,
         publish: Callable[[Cell, Mapping[str, StepRun]], None] = lambda cell, steps: None,
         observer: FleetObserver | None = None,
         limits: Limits | None = None,
@@ -162,11 +170,11 @@ class Scheduler:
         self.cells = [CellRun(cell) for cell in cells]
         self.steps = _merge(run.cell for run in self.cells)
         self._by_name = {run.cell.name: run for run in self.cells}
-        self._pool, self._has, self._publish = pool, has, publish
+        self._pool, self._has, self._hand_over, self._publish = pool, has, hand_over, publish
         self._observer: FleetObserver = observer or UnobservedFleet()
         self._limits, self._clock = limits or Limits(), clock
         self._started = self._active_at = self._nodes_at = clock()
-        self._nodes = pool.nodes()
+        self._nodes: list[Node] = []
         self._unfit_since: dict[str, float] = {}  # by step key
 
     def run(self) -> None:
@@ -177,7 +185,9 @@ class Scheduler:
         for run in self.steps.values():
             if self._has(run.step):
                 self._finish(run, "hit")
-        self._refuse_unplaceable(self._limits.wait_s)
+        if any(self.steps[key].state != "done" for key in self._needed()):
+            self._nodes, self._nodes_at = self._pool.nodes(), self._clock()
+            self._refuse_unplaceable(self._limits.wait_s)
         if self._limits.strict and (refused := [run for run in self.cells if run.status == "unplaceable"]):
             raise TrtspecError(
                 f"{len(refused)} of {len(self.cells)} cells cannot be placed: {_summary(refused[0])}",
@@ -185,6 +195,12 @@ class Scheduler:
                 hint="add nodes with these labels, or omit --strict to build the other cells",
             )
         self._publish_finished()
+        if any(run.is_open for run in self.cells):
+            self._nodes = self._nodes or self._pool.nodes()
+            self._pool.prepare()
+        for run in [each for each in self.steps.values() if each.status == "hit"]:
+            self._hand_over(run.step)
+        self._active_at = self._clock()
         while any(run.is_open for run in self.cells):
             self._submit_ready()
             events = self._pool.wait(WAKE_S)
@@ -204,8 +220,8 @@ class Scheduler:
             if run.state == "waiting" and run.step.key in needed and self._is_ready(run):
                 # Without a fitting node, the first alternative is queued, which a growing cluster takes as demand.
                 chosen = choose_requirement(run.alternatives, self._nodes) or run.alternatives[0]
-                run.state = "queued"
-                self._pool.submit(Task(run.step, chosen))
+                run.state, run.chosen = "queued", chosen
+                self._pool.submit(Task(run.step, chosen, run.again))
 
     def _needed(self) -> set[str]:
         """Return the keys of the outputs that the open cells need."""
@@ -238,7 +254,10 @@ class Scheduler:
         elif outcome.status == "failed":
             self._fail(run, outcome.failure or Failure("the worker reported no reason"))
         else:
-            run.builds += outcome.status == "built"
+            if outcome.status == "built":
+                run.builds += 1
+            elif run.lost_on and not run.builds:  # it was absent before: the lost worker published it
+                run.builds, run.node = 1, run.lost_on[-1] or run.node
             self._finish(run, "built" if run.builds else outcome.status)
 
     def _finish(self, run: StepRun, status: Literal["hit", "fetched", "built"]) -> None:
@@ -247,6 +266,7 @@ class Scheduler:
 
     def _lose(self, run: StepRun, event: Lost) -> None:
         run.losses += 1
+        run.lost_on.append(run.node if run.state == "running" else "")
         run.state = "waiting"
         log.info("%s: lost on %s: %s", run.step.name, event.node, event.reason)
         if run.losses >= self._limits.attempts:
@@ -268,7 +288,7 @@ class Scheduler:
     def _rebuild(self, keys: Iterable[str]) -> None:
         for run in (self.steps[key] for key in keys if key in self.steps):
             if run.state == "done":
-                run.state = "waiting"
+                run.state, run.again = "waiting", True
 
     def _fail(self, run: StepRun, failure: Failure) -> None:
         run.state, run.failure = "failed", failure
@@ -327,10 +347,19 @@ class Scheduler:
                 self._give_up(run)
         self._cancel_unneeded()
 
+    def _requeue_unfit(self) -> None:
+        """Queue steps again that wait for a node that was lost, if a node fits another alternative."""
+        for run in self.steps.values():
+            is_unfit = run.state == "queued" and run.chosen and not choose_requirement([run.chosen], self._nodes)
+            if is_unfit and choose_requirement(run.alternatives, self._nodes):
+                self._pool.cancel(run.step.key)
+                run.state = "waiting"
+
     def _give_up(self, run: StepRun) -> None:
+        nearest = suggest_labels(run.alternatives, self._nodes)
         failure = Failure(
             f"no node can run {run.step.name}: {explain_unplaceable(run.alternatives, self._nodes)}",
-            hint="start a node with these labels, or wait for one with --wait-for-nodes",
+            hint=nearest or "start a node with these labels, or wait for one with --wait-for-nodes",
             exit_code=1,
         )
         for cell in self._open_cells(run):
@@ -343,6 +372,7 @@ class Scheduler:
             self._active_at = now
         if now - self._nodes_at >= NODES_PERIOD_S:
             self._nodes_at, self._nodes = now, self._pool.nodes()
+            self._requeue_unfit()
             self._refuse_unplaceable(max(self._limits.wait_s, GRACE_S))
         if now - self._active_at > self._limits.stall_s + self._limits.wait_s:
             queued = sum(run.state == "queued" for run in self.steps.values())

@@ -18,11 +18,13 @@ from threading import Lock
 from trtspec.core.errors import StepError, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.files import file_identity
 from trtspec.core.paths import PACKAGE
+from trtspec.fleet.hand_over import fetch_output, send_output
 from trtspec.fleet.pool import Advanced, Event, Failure, Message, Outcome
+from trtspec.store.entry import StoreEntry
 from trtspec.store.files import FileReader, Files, replace_files
 from trtspec.store.remote import Start
 from trtspec.store.step import Inputs, Step, StepProgress
-from trtspec.store.store import Store
+from trtspec.store.store import Obtained, Store
 
 MOUNT_HINT = "put the model on a file system that all nodes mount at the same path, or copy it to that path on the node"
 
@@ -46,12 +48,26 @@ class SentProgress(StepProgress):
             self._send(Message(self._key, text))
 
 
-def run_step(step: Step, store: Store, node: str, start: Start, devices: tuple[str, ...] = ()) -> Outcome:
-    """Bring a step's output into `store` and return the outcome; errors become part of it, except interrupts."""
+def run_step(
+    step: Step,
+    store: Store,
+    node: str,
+    start: Start,
+    devices: tuple[str, ...] = (),
+    *,
+    hands_over: bool = False,
+) -> Outcome:
+    """Bring a step's output into `store` and return the outcome; errors become part of it, except interrupts.
+
+    With `hands_over`, other machines get the output from the team store, and the step ends when it has the output.
+    """
     started = time.perf_counter()
     try:
         with store.uses.holding([step.key, *(each.key for each in step.dependencies)]):
-            return _run(step, store, node, start, devices, started)
+            outcome = _run(step, store, node, start, devices, started)
+            if hands_over and outcome.status in ("built", "hit"):
+                send_output(step, store, start(0).set_message)
+            return outcome
     except TrtspecError as error:
         failure = Failure(error.message, error.where, error.hint or error.remedy, error.exit_code)
     except OSError as error:
@@ -77,13 +93,25 @@ def _run(
         return Outcome("hit", node, time.perf_counter() - started)
     if store.fetch(step, start):
         return Outcome("fetched", node, time.perf_counter() - started)
-    found = {each.key: store.fetch(each) for each in step.dependencies}
+    found = {each.key: _input(each, store, start) for each in step.dependencies}
     if missing := tuple(key for key, entry in found.items() if entry is None):
         return Outcome("missing", node, missing=missing)
     step.check_machine()
     directories: Mapping[str, Path] = {key: entry.files_dir for key, entry in found.items() if entry}
     obtained = store.obtain(localize(step, store), Inputs(directories, devices), start)
     return Outcome(obtained.status, node, time.perf_counter() - started)
+
+
+def _input(step: Step, store: Store, start: Start) -> StoreEntry | None:
+    """Return the output of a dependency, or None if no store has it; what no team store gets is made here."""
+    found = fetch_output(step, store, start(0).set_message)
+    return found or (None if step.is_shared else make_here(step, store).entry)
+
+
+def make_here(step: Step, store: Store) -> Obtained:
+    """Return the output of a step that no team store gets, such as a copy of weights, after making it if necessary."""
+    made = {each.key: store.get(each.key).entry or make_here(each, store).entry for each in step.dependencies}
+    return store.obtain(localize(step, store), Inputs({key: entry.files_dir for key, entry in made.items()}))
 
 
 def localize(step: Step, store: Store) -> Step:

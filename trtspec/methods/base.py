@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule, Skip
 from trtspec.checkpoints.source import Source
-from trtspec.core.diagnostics import Diagnostic, simplify_pydantic_message
+from trtspec.core.diagnostics import Diagnostic, first_invalid
 from trtspec.core.errors import TrtspecError
 from trtspec.core.registry import discover, discover_all, find_extension, provider_version
 from trtspec.recipe.schema import StrictModel
@@ -189,9 +189,9 @@ class Method:
         try:
             return self.options.model_validate(options)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, ("speculation.options", *first["loc"])))
-            raise TrtspecError(simplify_pydantic_message(first["msg"]), where=where) from None
+            path, message = first_invalid(error)
+            where = ".".join(filter(None, ("speculation.options", path)))
+            raise TrtspecError(message, where=where) from None
 
 
 def methods() -> dict[str, Method]:

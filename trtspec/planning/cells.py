@@ -19,17 +19,22 @@ from trtspec.checkpoints.resolve import OnProgress
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.core.errors import StepError, TrtspecError
 from trtspec.core.processes import sigterm_as_interrupt
+from trtspec.fleet.hand_over import fetch_output
 from trtspec.fleet.labels import Requirement
-from trtspec.fleet.pool import PoolOptions, find_pool
+from trtspec.fleet.pool import DeferredPool, PoolOptions, find_pool
 from trtspec.fleet.scheduler import Cell, CellRun, FleetObserver, Limits, MissingOutputs, Scheduler, StepRun
+from trtspec.fleet.worker import make_here
 from trtspec.planning.check.recipe import CheckResult
 from trtspec.planning.pipeline import Build, check_builds, default_artifact_dir, plan_runnable, publish_build
 from trtspec.planning.remote_tools import RemoteTools, engine_labels
 from trtspec.recipe.load import LoadedRecipe, display_name
 from trtspec.recipe.validate import find_mark
+from trtspec.store.entry import StoreEntry
 from trtspec.store.executor import StepResult
 from trtspec.store.step import Step
 from trtspec.store.store import Store
+
+HERE = "this machine"
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ def build_cells(request: FleetRequest, store: Store, events: Events) -> FleetRes
     with ExitStack() as stack:
         stack.enter_context(sigterm_as_interrupt())
         # The tools of a remote pool are part of the plan, and the devices of this machine follow from the plan.
-        remote = stack.enter_context(kind.open(PoolOptions(address))) if kind.is_remote else None
+        deferred = DeferredPool(lambda: kind.open(PoolOptions(address)))
+        remote = stack.enter_context(deferred) if kind.is_remote else None
         builds = _plan(request, checks, store, events, RemoteTools(remote) if remote else None)
         cells = [_cell(loaded, builds[loaded.recipe.name]) for loaded in request.recipes]
         publisher = _Publisher(builds, store, started, publishes=not request.until)
@@ -99,7 +105,8 @@ def build_cells(request: FleetRequest, store: Store, events: Events) -> FleetRes
         scheduler = Scheduler(
             cells,
             pool,
-            has=_lookup(store, builds.values(), shares_store=pool.shares_store),
+            has=_lookup(store, builds.values(), elsewhere=kind.is_remote),
+            hand_over=_sending(store, elsewhere=kind.is_remote),
             publish=publisher.publish,
             observer=events.observer,
             limits=request.limits,
@@ -170,23 +177,29 @@ def step_requirement(loaded: LoadedRecipe, build: Build, step: Step) -> Requirem
     return Requirement(tuple(sorted(labels.items())), step.num_devices)
 
 
-def _lookup(store: Store, builds: Iterable[Build], *, shares_store: bool) -> Callable[[Step], bool]:
-    """Return a function that returns whether all workers and this machine can use the output of a step.
+def _lookup(store: Store, builds: Iterable[Build], *, elsewhere: bool) -> Callable[[Step], bool]:
+    """Return a function that returns whether workers do not have to run a step.
 
-    Without a shared store directory, the team store must have it: what only this machine has is sent there.
+    This machine or, for workers `elsewhere`, the team store has its output, or each machine makes it when it needs it,
+    because no team store gets it.
     """
-    if shares_store:
-        return lambda step: store.get(step.key).entry is not None
     keys = {step.key for build in builds for step in build.plan.steps}
-    there = store.remote.find(keys) if store.remote else frozenset[str]()
+    there = store.remote.find(keys) if elsewhere and store.remote else frozenset[str]()
 
     def has(step: Step) -> bool:
-        if step.key not in there and store.remote and store.get(step.key).entry:
-            store.obtain(step)
-            return True
-        return step.key in there
+        return step.key in there or (elsewhere and not step.is_shared) or store.get(step.key).entry is not None
 
     return has
+
+
+def _sending(store: Store, *, elsewhere: bool) -> Callable[[Step], None]:
+    """Return a function that sends what only this machine has to the team store, for workers `elsewhere`."""
+
+    def send(step: Step) -> None:
+        if elsewhere and store.remote and store.get(step.key).entry:
+            store.obtain(step)
+
+    return send
 
 
 class _Publisher:
@@ -200,7 +213,7 @@ class _Publisher:
         """Publish a cell; raise MissingOutputs if the store lacks an output of its steps."""
         if not self._publishes:
             return
-        found = {step.key: self._store.fetch(step) for step in cell.steps if step.key in cell.published}
+        found = {step.key: self._find(step, steps[step.key]) for step in cell.steps if step.key in cell.published}
         if missing := [key for key, entry in found.items() if entry is None]:
             raise MissingOutputs(missing)
         results = [
@@ -210,6 +223,14 @@ class _Publisher:
         build = self._builds[cell.name]
         built = publish_build(build, default_artifact_dir(build.recipe), self._store, results, self._started)
         self._published[cell.name] = (built.artifact, built.manifest, built.status)
+
+    def _find(self, step: Step, run: StepRun) -> StoreEntry | None:
+        entry = fetch_output(step, self._store)
+        if entry or step.is_shared or run.status != "hit":
+            return entry
+        made = make_here(step, self._store)
+        run.status, run.builds, run.node = made.status, int(made.built), HERE
+        return made.entry
 
     def published(self, name: str) -> tuple[Path | None, str, Literal["published", "unchanged", ""]]:
         return self._published.get(name, (None, "", ""))

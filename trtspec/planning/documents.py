@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trtspec.checkpoints.safe_json import parse_object, repr_short
-from trtspec.core.diagnostics import simplify_pydantic_message
+from trtspec.checkpoints.safe_json import parse_object
+from trtspec.core.diagnostics import first_invalid
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import describe_read_error, read_bounded
 from trtspec.store.file_records import Sha256
@@ -365,6 +365,4 @@ def validated(schema: type[Document], values: dict[str, Any], path: Path, hint: 
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = repr_short(".".join(map(str, first["loc"])))
-        raise TrtspecError(f"{where}: {simplify_pydantic_message(first['msg'])}", where=str(path), hint=hint) from None
+        raise TrtspecError(str(first_invalid(error)), where=str(path), hint=hint) from None

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from trtspec.core.diagnostics import quote_value, simplify_pydantic_message
+from trtspec.core.diagnostics import first_invalid, quote_value
 from trtspec.core.errors import DigestMismatch, StepError, TrtspecError, VerificationFailed, os_error_remedy
 from trtspec.core.files import (
     create_file,
@@ -173,9 +173,7 @@ def parse_manifest(where: str, data: bytes) -> Manifest:
         recipe = ResolvedRecipe.from_dict(document.pop("recipe", None))
         return Manifest.model_validate({**document, "recipe": recipe})
     except ValidationError as error:
-        first = error.errors()[0]
-        message = f"{'.'.join(map(str, first['loc']))}: {simplify_pydantic_message(first['msg'])}"
-        raise TrtspecError(message, where=where, hint=BUILD_AGAIN) from error
+        raise TrtspecError(str(first_invalid(error)), where=where, hint=BUILD_AGAIN) from error
 
 
 def manifest_sha256(artifact_dir: Path) -> str:

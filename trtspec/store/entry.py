@@ -21,7 +21,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trtspec.core.diagnostics import simplify_pydantic_message
+from trtspec.core.diagnostics import first_invalid
 from trtspec.core.files import replace_file, sync_directories
 from trtspec.core.hashing import Segments, file_segments
 from trtspec.store.digest import dump_checksummed, load_checksummed
@@ -74,7 +74,7 @@ def load_entry(directory: Path, key: str) -> StoreEntry:
     try:
         entry = StoreEntry.model_validate({**body, "directory": directory})
     except ValidationError as error:
-        raise UnsoundError(f"entry.json: {simplify_pydantic_message(error.errors()[0]['msg'])}") from error
+        raise UnsoundError(f"entry.json: {first_invalid(error)}") from error
     if entry.key != key:
         raise UnsoundError(f"entry.json has the key {entry.key}")
     return entry

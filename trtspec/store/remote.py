@@ -42,3 +42,12 @@ class Remote(Protocol):
 
     def find(self, keys: Collection[str]) -> frozenset[str]:
         """Return the keys whose entries the remote has."""
+
+    def failure(self) -> str:
+        """Return why the remote is not used at present, or "" if it is used."""
+
+    def resume(self) -> None:
+        """Use the remote again at once, after a failure."""
+
+    def distrust(self, key: str) -> None:
+        """Replace the entry of a key by the next output that is offered: another machine has refused it."""

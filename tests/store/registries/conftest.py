@@ -15,7 +15,8 @@ from tests.store.registries.real import running_docker_registry
 from trtspec.store.registries.http_client import Patience
 
 QUICK = Patience(attempts=5, first_pause_s=0.001, longest_pause_s=0.01, read_s=0.5, exchange_s=5, transfer_s=5)
-REAL = replace(QUICK, read_s=10, exchange_s=60, transfer_s=60)  # for real servers, which are slow under load
+# Real servers are slow under load, and answer 500 for a tag while another client replaces it.
+REAL = replace(QUICK, attempts=8, first_pause_s=0.02, longest_pause_s=1, read_s=10, exchange_s=60, transfer_s=60)
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ from trtspec.store.registries.repository import Opening, open_location
 botocore = pytest.importorskip("botocore.session", reason="botocore is not installed")
 BUCKET = "artifacts"
 MIB = 1 << 20
-QUICK = replace(REAL, read_s=3)
+QUICK = replace(REAL, attempts=5, longest_pause_s=0.01, read_s=3)
 
 
 @pytest.fixture(scope="module", params=["swift", "rclone"])

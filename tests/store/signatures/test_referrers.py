@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.registries.artifacts import make_artifact
-from tests.store.registries.conftest import QUICK
+from tests.store.registries.conftest import QUICK, REAL
 from tests.store.registries.double import Fault, Registry
 from tests.store.registries.real import skopeo
 from trtspec.core.errors import SignatureRefused, TrtspecError
@@ -146,8 +146,8 @@ def test_real_registry_keeps_signatures_where_cosign_looks(
 ) -> None:
     sign_directory(built, signer)
     address = f"oci://{docker_registry}/signed/tiny:v1"
-    pushed = push_artifact(built, address, patience=QUICK)
-    assert check_location(address, policy, patience=QUICK)
+    pushed = push_artifact(built, address, patience=REAL)
+    assert check_location(address, policy, patience=REAL)
     url = f"http://{docker_registry}/v2/signed/tiny/manifests"
     request = urllib.request.Request(f"{url}/{pushed.digest.replace(':', '-')}", headers={"Accept": INDEX_TYPE})
     with urllib.request.urlopen(request, timeout=10) as reply:
@@ -160,10 +160,10 @@ def test_concurrent_signers_lose_no_signature(
     docker_registry: str, built: Path, signer: KeySigner, other_signer: KeySigner
 ) -> None:
     address = f"oci://{docker_registry}/race/signed:v1"
-    push_artifact(built, address, patience=QUICK)
+    push_artifact(built, address, patience=REAL)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda each: sign_location(address, each, patience=QUICK), [signer, other_signer] * 2))
-    (listed,) = list_artifacts(address, patience=QUICK)
+        list(pool.map(lambda each: sign_location(address, each, patience=REAL), [signer, other_signer] * 2))
+    (listed,) = list_artifacts(address, patience=REAL)
     assert listed.signatures == 4
 
 

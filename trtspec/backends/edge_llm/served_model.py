@@ -109,8 +109,6 @@ class TritonPythonModel:
         """Return the request in the input tensors; raise TrtspecError for unsupported features."""
         inputs.reject_undeclared(self.inputs, ENGINE)
         check_unsupported(inputs, ENGINE)
-        if inputs.scalar("return_generation_logits", False):
-            raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
         if inputs.scalar("end_id") not in (None, *self.end_ids):
             raise TrtspecError(f"end_id is not supported by {ENGINE}: texts end with the model's own end ids")
         if (drafted := inputs.scalar("num_draft_tokens")) != 0:  # 0 disables drafts

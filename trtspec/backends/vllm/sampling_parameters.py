@@ -67,8 +67,6 @@ class TritonPythonModel:
         """Raise TrtspecError for unsupported features, and for errors for which vLLM's own messages are unclear."""
         inputs.reject_undeclared(self.inputs, ENGINE)
         check_unsupported(inputs, ENGINE)
-        if inputs.scalar("return_generation_logits", False):
-            raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
         check_draft_tokens(inputs, self.draft_len, ENGINE)
         if (seed := inputs.scalar("seed", 0)) > MOST_SEED:
             raise TrtspecError(f"seed is {seed}, but {ENGINE} supports at most {MOST_SEED}")

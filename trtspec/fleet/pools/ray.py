@@ -14,6 +14,7 @@ import logging
 import os
 import platform
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,17 +22,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtspec.core.errors import TrtspecError
 from trtspec.core.installation import __version__
 from trtspec.core.paths import store_dir
+from trtspec.core.processes import die_with_parent
 from trtspec.fleet.labels import Node, Requirement
 from trtspec.fleet.pool import Event, Failure, Finished, Lost, Outcome, Pool, PoolKind, PoolOptions, Started, Task
 from trtspec.fleet.worker import SentProgress, code_digest, run_step
 from trtspec.store.step import Step
 from trtspec.store.store import Store
 from trtspec.store.team.environment import open_remote
+
+if TYPE_CHECKING:
+    from trtspec.store.team.client import TeamStore
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +45,10 @@ STOP_S = 10.0  # for steps to clean up, before their processes are killed
 REPORT_S = 0.5  # between two reports of a step's progress
 OBJECT_STORE_BYTES = 100 << 20  # outputs move through the store: results are a few hundred bytes
 LOOPBACK = "127.0.0.1"
-REMOTE = "TRTSPEC_REMOTE"
+REMOTE, MODE = "TRTSPEC_REMOTE", "TRTSPEC_REMOTE_MODE"
 ACCELERATOR, GPU = "ray.io/accelerator-type", "gpu"  # Ray detects the first; the second is a user's
 INTERNAL = "ray.io/"
+HEAD = "node:__internal_head__"  # a resource that Ray gives to the head
 OWN_NODE_LOST = "Ray's raylet on the machine that drives the build has ended"
 AGAIN = "run the same command again: finished steps are cached"
 
@@ -51,7 +57,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Site:
-    """What a node reports about itself: versions, its store, and whether it sees the driver's store."""
+    """What a node reports about itself: versions, its store, and whether it sees the driver's store.
+
+    `failure` is why it cannot read the team store, or "".
+    """
 
     version: str
     code: str
@@ -59,6 +68,8 @@ class Site:
     store: str
     shares_store: bool
     remote: str
+    mode: str
+    failure: str
 
 
 class Board:
@@ -75,12 +86,34 @@ class Board:
         return events
 
 
-def probe(token: str) -> Site:
-    """Return the facts of the node that runs this task; `token` is a file in the driver's store."""
-    shares = (store_dir() / token).exists()
+def probe(token: str, remote: str) -> Site:
+    """Return the facts of the node that runs this task; `token` is a file in the driver's store.
+
+    A node with another store tries to read the team store; `remote` is that of the driver.
+    """
+    shares, failure = (store_dir() / token).exists(), ""
+    if not shares and (team_store := _open_remote(remote)):
+        team_store.find({token})
+        failure = team_store.failure()
+        team_store.resume()
+    mode = os.environ.get(MODE, "")
     return Site(
-        __version__, code_digest(), platform.python_version(), str(store_dir()), shares, os.environ.get(REMOTE, "")
+        __version__,
+        code_digest(),
+        platform.python_version(),
+        str(store_dir()),
+        shares,
+        os.environ.get(REMOTE, ""),
+        mode,
+        failure,
     )
+
+
+def _open_remote(remote: str) -> TeamStore | None:
+    """Return the team store of this node, which is the driver's unless the node has one."""
+    if remote and not os.environ.get(REMOTE):
+        os.environ[REMOTE] = remote
+    return open_remote()
 
 
 def attempt(function: Callable[[], T], code: str) -> T | Failure:
@@ -93,23 +126,29 @@ def attempt(function: Callable[[], T], code: str) -> T | Failure:
         return Failure(error.message, error.where, error.hint or error.remedy, error.exit_code)
 
 
-def run_task(step: Step, code: str, remote: str, board: Any) -> Outcome:
-    """Run a step in a Ray worker; `code` is the digest of the driver's trtspec."""
+def run_task(step: Step, code: str, remote: str, board: Any, *, hands_over: bool, again: bool) -> Outcome:
+    """Run a step in a Ray worker; `code` is the digest of the driver's trtspec, `again` that of the Task."""
     import ray
 
+    die_with_parent(signal.SIGKILL, os.getppid())()  # Ray's raylet; otherwise the step goes on for up to a second
     context = ray.get_runtime_context()
     node = context.get_node_id()
     if code_digest() != code:
         failure = Failure(f"the node has trtspec {__version__} with other code than this machine", hint=SAME_HINT)
         return Outcome("failed", node, failure=failure)
-    if remote:
-        os.environ.setdefault(REMOTE, remote)
     board.put.remote(Started(step.key, node))
     devices = tuple(context.get_accelerator_ids().get("GPU", ()))
-    store = Store(store_dir(), remote=open_remote())
-    return run_step(step, store, node, lambda total: SentProgress(step, board.put.remote, REPORT_S), devices)
+    store = Store(store_dir(), remote=_open_remote(remote))
+
+    def start(total: int) -> SentProgress:
+        return SentProgress(step, board.put.remote, REPORT_S)
+
+    if again and store.remote:
+        store.remote.distrust(step.key)
+    return run_step(step, store, node, start, devices, hands_over=hands_over)
 
 
+TEAM_HINT = "machines with separate stores hand outputs over through the team store; see docs/fleets.md"
 SAME_HINT = f"install the same trtspec ({__version__}) on all nodes, and restart Ray there"
 
 
@@ -118,19 +157,26 @@ class RayPool(Pool):
 
     def __init__(self, ray: Any, cluster: str) -> None:
         self._ray, self._cluster = ray, cluster
-        self._code, self._remote = code_digest(), os.environ.get(REMOTE, "")
+        self._remote = _absolute(os.environ.get(REMOTE, ""))
+        self._hands_over = False  # whether machines have separate stores
         self._tasks: dict[Any, Task] = {}
         self._queue: list[Task] = []  # exclusive steps that wait for a node
         self._occupied: dict[Any, str] = {}  # nodes of running exclusive steps
         self._nodes: dict[str, Node] = {}
         self._labels: dict[str, dict[str, str]] = {}  # as Ray has them
-        self._board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
+        self._board: Any = None
+        self._head = ""  # the id of the head node
         self._run = ray.remote(max_retries=0)(run_task)
         self._look: Any = None
         self._looked_at = 0.0
         is_client = ray.util.client.ray.is_connected()
         self._own = "" if is_client else ray.get_runtime_context().get_node_id()  # the node of the driver
-        self.shares_store = self._check_sites()
+
+    def prepare(self) -> None:
+        """Check the code and the stores of the nodes; see Pool."""
+        if self._board is None:
+            self._check_sites()
+            self._board = self._start_board()
 
     def nodes(self) -> list[Node]:
         """Return the living nodes with a processor for steps; raises TrtspecError if the driver's own one is lost.
@@ -140,6 +186,7 @@ class RayPool(Pool):
         found = _bounded(self._ray.nodes, CALL_S, f"{self._cluster} does not respond")
         if any(each["NodeID"] == self._own and not each["Alive"] for each in found):
             raise TrtspecError(OWN_NODE_LOST, where=self._cluster, hint=AGAIN)
+        self._head = next((each["NodeID"] for each in found if each["Alive"] and HEAD in each["Resources"]), "")
         living = [each for each in found if each["Alive"] and each["Resources"].get("CPU", 0) >= 1]
         hosts = [each["NodeManagerHostname"] for each in living]
         self._nodes, self._labels = {}, {}
@@ -153,6 +200,15 @@ class RayPool(Pool):
             self._labels[identity] = raw
             self._nodes[identity] = Node(name, labels, int(resources["CPU"]), int(resources.get("GPU", 0)))
         return list(self._nodes.values())
+
+    def _start_board(self) -> Any:
+        """Start the board on the head node, if that is alive: with another node, reports could be lost."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        board = self._ray.remote(num_cpus=0, max_restarts=-1)(Board)
+        if self._head:
+            board = board.options(scheduling_strategy=NodeAffinitySchedulingStrategy(self._head, soft=True))
+        return board.remote()
 
     def submit(self, task: Task) -> None:
         if task.requirement.exclusive:
@@ -174,7 +230,9 @@ class RayPool(Pool):
                 self._occupied[ref] = identity
 
     def _send(self, task: Task, **options: Any) -> Any:
-        ref = self._run.options(**options).remote(task.step, self._code, self._remote, self._board)
+        ref = self._run.options(**options).remote(
+            task.step, code_digest(), self._remote, self._board, hands_over=self._hands_over, again=task.again
+        )
         self._tasks[ref] = task
         return ref
 
@@ -192,9 +250,11 @@ class RayPool(Pool):
 
     def call(self, function: Callable[[], T], requirement: Requirement) -> dict[str, T]:
         """Return the result of a function by the name of each node that fits; see Pool."""
+        if not self._nodes:
+            self.nodes()
         keys = [key for key, node in self._nodes.items() if not node.lacks(requirement)]
         found: dict[str, T] = {}
-        for key, result in self._call_on(keys, partial(attempt, function, self._code)).items():
+        for key, result in self._call_on(keys, partial(attempt, function, code_digest())).items():
             if isinstance(result, Failure):
                 raise TrtspecError(f"{self._name(key)}: {result.message}", where=result.where, hint=result.hint)
             found[self._name(key)] = result
@@ -275,8 +335,8 @@ class RayPool(Pool):
             self.nodes()
         return self._nodes[identity].name if identity in self._nodes else identity[:8]
 
-    def _check_sites(self) -> bool:
-        """Return whether all nodes share the driver's store; raise TrtspecError for nodes that cannot take part."""
+    def _check_sites(self) -> None:
+        """Raise TrtspecError for nodes that cannot take part, because of their code or their store."""
         nodes = self.nodes()
         sites = self._probe_sites()
         names = {identity: node.name for identity, node in self._nodes.items()}
@@ -285,19 +345,28 @@ class RayPool(Pool):
         differing = [
             f"{names.get(key, key)} has trtspec {site.version}" + (" with other code" * (site.version == __version__))
             for key, site in sites.items()
-            if site.code != self._code
+            if site.code != code_digest()
         ]
         if differing:
             message = f"this machine has trtspec {__version__}, but {'; '.join(differing)}"
             raise TrtspecError(message, where=self._cluster, hint=SAME_HINT)
         apart = [names.get(key, key) for key, site in sites.items() if not site.shares_store]
+        self._hands_over = bool(apart) or not sites  # nodes that join later may have their own
         if apart and not (self._remote or all(site.remote for site in sites.values())):
             raise TrtspecError(
                 f"{', '.join(sorted(apart)[:5])}: the store is not this machine's {store_dir()}",
                 where=self._cluster,
                 hint=f"set {REMOTE} to a store that all machines reach, or TRTSPEC_CACHE to a directory that all mount",
             )
-        return not apart
+        failures = {names.get(key, key): site.failure for key, site in sites.items() if site.failure}
+        if failures:
+            name, failure = min(failures.items())
+            raise TrtspecError(f"{name} cannot use the team store: {failure}", where=self._cluster, hint=TEAM_HINT)
+        modes = {names.get(key, key): site.mode for key, site in sites.items() if site.mode not in ("", "read-write")}
+        if self._hands_over and modes:
+            name, mode = min(modes.items())
+            message = f"{name} has {MODE}={mode}, but hands its outputs over through the team store"
+            raise TrtspecError(message, where=self._cluster, hint=f"start Ray there without {MODE}")
 
     def _probe_sites(self) -> dict[str, Site]:
         """Return the facts of each node by its id, of those that answer within PROBE_S."""
@@ -305,7 +374,7 @@ class RayPool(Pool):
         root.mkdir(parents=True, exist_ok=True)
         (root / token).touch()
         try:
-            return self._call_on(list(self._nodes), partial(probe, token))
+            return self._call_on(list(self._nodes), partial(probe, token, self._remote))
         finally:
             (root / token).unlink(missing_ok=True)
 
@@ -334,6 +403,11 @@ class RayPool(Pool):
 def call(function: Callable[[], T]) -> T:
     """Call a function in a Ray worker."""
     return function()
+
+
+def _absolute(remote: str) -> str:
+    """Return the address of a team store for workers, whose working directory is another one."""
+    return f"file:{os.path.abspath(remote[5:])}" if remote.startswith("file:") else remote
 
 
 def _import_failure(error: Exception) -> Failure:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from trtspec.core.diagnostics import quote_value, simplify_pydantic_message
+from trtspec.core.diagnostics import first_invalid, quote_value
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.store.artifact_paths import MANIFEST, PROMPTS
@@ -150,9 +150,7 @@ def parse_image_manifest(where: str, data: bytes, expected: str = "") -> ImageMa
             raise TrtspecError("an index of several images, not an artifact", where=where)
         return ImageManifest.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        message = f"{'.'.join(map(str, first['loc']))}: {simplify_pydantic_message(first['msg'])}"
-        raise TrtspecError(f"not an OCI image manifest: {message}", where=where) from None
+        raise TrtspecError(f"not an OCI image manifest: {first_invalid(error)}", where=where) from None
     except (ValueError, RecursionError):
         raise TrtspecError("not valid JSON", where=where) from None
 
@@ -184,7 +182,7 @@ def _layer_path(where: str, layer: Descriptor) -> str:
     try:
         return _PATH.validate_python(path, strict=True)
     except ValidationError as error:
-        raise TrtspecError(simplify_pydantic_message(error.errors()[0]["msg"]), where=where) from None
+        raise TrtspecError(str(first_invalid(error)), where=where) from None
 
 
 def check_digest(where: str, what: str, data: bytes, expected: str) -> None:

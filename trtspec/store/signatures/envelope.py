@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from trtspec.core.diagnostics import simplify_pydantic_message
+from trtspec.core.diagnostics import first_invalid
 from trtspec.core.errors import SignatureRefused
 
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -187,9 +187,6 @@ def _parse(form: Any, what: str, where: str, data: bytes) -> Any:
     try:
         return form.model_validate(json.loads(data))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        message = f"{place}: {simplify_pydantic_message(first['msg'])}" if place else first["msg"]
-        raise SignatureRefused(f"not {what}: {message}", where=where) from None
+        raise SignatureRefused(f"not {what}: {first_invalid(error)}", where=where) from None
     except (ValueError, RecursionError):
         raise SignatureRefused(f"not {what}: not valid JSON", where=where) from None

@@ -81,6 +81,7 @@ class TeamStore:
         self._lookups: Repository | None = None
         self._lock = Lock()
         self._refused = set[str]()
+        self._distrusted = set[str]()
         self._recent: dict[str, tuple[float, bool]] = {}
         self._clock = clock
 
@@ -101,7 +102,7 @@ class TeamStore:
             self._refuse(step, error)
         except (TrtspecError, OSError) as error:
             self._fail(self._reading, error)
-            self._writing.open()
+            self._writing.open(_describe(error))
         return None
 
     def offer(self, step: Step, entry: StoreEntry, start: Start) -> None:
@@ -111,10 +112,12 @@ class TeamStore:
         if not self._writes or not self._writing.is_closed():
             return
         try:
-            is_damaged = step.key in self._refused
+            is_damaged = step.key in self._refused | self._distrusted
             if is_damaged or not self._has(step.key):
                 self._send(entry, start, replace=is_damaged)
                 self._refused.discard(step.key)
+                self._distrusted.discard(step.key)
+                self._recent.pop(step.key, None)
             else:
                 self._note_use(step.key)
         except (TrtspecError, OSError) as error:
@@ -131,6 +134,21 @@ class TeamStore:
         except (TrtspecError, OSError) as error:
             self._fail(self._reading, error)
             return frozenset()
+
+    def failure(self) -> str:
+        """Return why the team store is not used at present, or "" if it is used."""
+        breakers = [breaker for breaker, used in ((self._reading, self._reads), (self._writing, self._writes)) if used]
+        return next((breaker.reason for breaker in breakers if not breaker.is_closed()), "")
+
+    def resume(self) -> None:
+        """Use the team store again at once, after a failure."""
+        self._recent.clear()
+        for breaker in (self._reading, self._writing):
+            breaker.close()
+
+    def distrust(self, key: str) -> None:
+        """Replace the entry of a key by the next output that is offered; see Remote."""
+        self._distrusted.add(key)
 
     def _send(self, entry: StoreEntry, start: Start, *, replace: bool) -> None:
         with self._opened(for_writing=True) as transfer:
@@ -221,27 +239,32 @@ class TeamStore:
     def _fail(self, breaker: Breaker, error: TrtspecError | OSError) -> None:
         what = "gets nothing from" if breaker is self._reading else "sends nothing to"
         minutes = PAUSE_S / 60
-        if breaker.open():
+        if breaker.open(_describe(error)):
             log.warning("this machine %s the team store for %.0f minutes: %s", what, minutes, _describe(error))
 
 
 class Breaker:
-    """Circuit breaker: closed, or open for PAUSE_S seconds after a failure."""
+    """Circuit breaker: closed, or open for PAUSE_S seconds after a failure, whose reason it keeps."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._until = float("-inf")
         self._lock = Lock()
+        self.reason = ""
 
     def is_closed(self) -> bool:
         return self._clock() >= self._until
 
-    def open(self) -> bool:
+    def open(self, reason: str) -> bool:
         """Open the breaker; return whether it was closed."""
         with self._lock:
             was_closed = self.is_closed()
-            self._until = self._clock() + PAUSE_S
+            self._until, self.reason = self._clock() + PAUSE_S, reason
             return was_closed
+
+    def close(self) -> None:
+        with self._lock:
+            self._until = float("-inf")
 
 
 @dataclass(frozen=True)

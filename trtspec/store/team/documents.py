@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from trtspec.core.diagnostics import simplify_pydantic_message
+from trtspec.core.diagnostics import first_invalid
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.store.digest import dump_checksummed, parse_checksummed
 from trtspec.store.entry import ENTRY_SCHEMA, StoreEntry
@@ -97,7 +97,7 @@ def read_entry(where: str, key: str, image: ImageManifest, data: bytes) -> Remot
         entry = StoreEntry.model_validate({**body, "directory": Path()})
         datetime.fromisoformat(entry.created)
     except ValidationError as error:
-        refuse(simplify_pydantic_message(error.errors()[0]["msg"]))
+        refuse(str(first_invalid(error)))
     except ValueError:
         refuse("its time is invalid")
     if entry.key != key:

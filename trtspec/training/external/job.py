@@ -25,7 +25,7 @@ from trtspec.bench.sources import RECORD
 from trtspec.checkpoints.source import load_source
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.checkpoints.writer import check_new, new_directory
-from trtspec.core.diagnostics import simplify_pydantic_message
+from trtspec.core.diagnostics import first_invalid
 from trtspec.core.errors import TrtspecError
 from trtspec.core.files import read_bounded
 from trtspec.methods.draft_formats.convert import RenderedDraft, convert_draft, render_draft
@@ -117,10 +117,7 @@ def read_job(result: Path) -> tuple[Path, JobRecord]:
     try:
         return root, JobRecord.model_validate_json(read_bounded(root / JOB, MOST_BYTES))
     except ValidationError as error:
-        wrong = error.errors()[0]
-        message = (
-            f"not written by trtspec: {'.'.join(map(str, wrong['loc']))}: {simplify_pydantic_message(wrong['msg'])}"
-        )
+        message = f"not written by trtspec: {first_invalid(error)}"
         raise TrtspecError(message, where=str(root / JOB), hint="copy it again, or write the job again") from None
 
 
@@ -191,9 +188,7 @@ def _job(request: TrainRequest, build: Build, trainer: ExternalTrainer, draft: R
             seed=settings.seed,
         )
     except ValidationError as error:
-        wrong = error.errors()[0]
-        key, problem = ".".join(map(str, wrong["loc"])), simplify_pydantic_message(wrong["msg"])
-        message = f"{trainer.title}, {key}: {problem}, got {wrong['input']!r}"
+        message = f"{trainer.title}, {first_invalid(error)}, got {error.errors()[0]['input']!r}"
         raise TrtspecError(message, hint="change the corresponding option") from None
 
 

@@ -164,8 +164,6 @@ class AsyncEngineModel:
         inputs.reject_undeclared(self.inputs, self.NAME)
         check_unsupported(inputs, self.NAME)
         check_unsupported_inputs(inputs, self.inputs, self.NAME, GUIDES)
-        if inputs.scalar("return_generation_logits", False):
-            raise TrtspecError(f"return_generation_logits is not supported by {self.NAME}")
         check_draft_tokens(inputs, self.draft_len, self.NAME)
         if (constraint := read_constraint(inputs)) and not self.has_grammars:
             message = f"structured output is not supported by this deployment of {self.NAME}"

@@ -265,13 +265,15 @@ def require_neutral(neutral: Mapping[str, tuple[float, ...]], inputs: RequestTen
 
 
 def check_unsupported(inputs: RequestTensors, engine: str) -> None:
-    """Raise TrtspecError for the first input that an engine without logit edits and log probabilities rejects."""
+    """Raise TrtspecError for the first input that an engine without (edited) logits and log probabilities rejects."""
     require_neutral(NEUTRAL_FIELDS | NEUTRAL_SCORING, inputs, engine)
     if any(bias is not None and bias.any() for bias in map(inputs.array, BIASES)):
         raise TrtspecError(f"embedding_bias is not supported by {engine}")
     words = inputs.array("bad_words_list")
     if (words is not None and decode_token_lists(words)) or inputs.texts("bad_words"):
         raise TrtspecError(f"bad_words is not supported by {engine}")
+    if inputs.scalar("return_generation_logits", False):
+        raise TrtspecError(f"return_generation_logits is not supported by {engine}")
 
 
 def check_unsupported_inputs(
