@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from trtspec.bench.gates import POLICY
 from trtspec.cli.app import make_command
 from trtspec.cli.measuring import options_for_nodes
 from trtspec.core.errors import StepError
+from trtspec.core.processes import wait_until
 from trtspec.fleet.command import DOCUMENT, RECIPE, RunCommands, read_document, read_exit_code
 from trtspec.fleet.labels import Node
 from trtspec.fleet.scheduler import Cell, Scheduler
@@ -99,3 +102,27 @@ def test_options_that_set_variables_are_passed_on_as_well(monkeypatch: pytest.Mo
         name, found, rest = command.resolve_command(root, ["bench", *arguments])
         with found.make_context(name, rest, parent=root) as context:
             assert options_for_nodes(context) == ["--gates", "--allow-code", digest, "--undecided", "fail"]
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from trtspec.fleet.command import RunCommands
+from trtspec.store.step import Inputs, StepProgress
+sys.executable = sys.argv[1]
+RunCommands("", (("bench",),), "1").run(Path(sys.argv[2]), Inputs({}), StepProgress())
+"""
+
+
+def test_command_ends_with_its_worker(tmp_path: Path) -> None:
+    program, pid = tmp_path / "program", tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\necho $$ > {pid}.new && mv {pid}.new {pid}\nexec sleep 60\n")
+    program.chmod(0o755)
+    worker = subprocess.Popen([sys.executable, "-c", DRIVER, str(program), str(tmp_path)])
+    try:
+        assert wait_until(pid.exists, 30)
+    finally:
+        worker.kill()
+        worker.wait(10)
+    child = Path("/proc", pid.read_text().strip())
+    assert wait_until(lambda: not child.exists(), 10)

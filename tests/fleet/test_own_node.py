@@ -69,7 +69,7 @@ def test_build_ends_with_the_reason_and_resumes(tmp_path: Path) -> None:
             _, messages = build.communicate(timeout=WAIT_S)
         finally:
             build.kill()
-            build.wait()
+            build.wait(10)
         assert time.monotonic() - killed < 30
         assert build.returncode == 1
         assert MESSAGE in messages

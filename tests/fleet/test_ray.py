@@ -244,14 +244,14 @@ def test_nodes_with_separate_stores_require_a_team_store(cluster: RayCluster, ba
     cluster.variables["TRTSPEC_REMOTE"] = extra
     try:
         kind, address = find_pool(f"ray:{cluster.address}")
-        with variables_set(without), kind.open(PoolOptions(address)) as pool:
-            with pytest.raises(TrtspecError, match="the store is not this machine's") as caught:
-                pool.prepare()
+        apart = pytest.raises(TrtspecError, match="the store is not this machine's")
+        with variables_set(without), kind.open(PoolOptions(address)) as pool, apart as caught:
+            pool.prepare()
         assert "TRTSPEC_REMOTE" in str(caught.value)
         unreachable = {**without, "TRTSPEC_REMOTE": "oci://127.0.0.1:9/team"}
-        with variables_set(unreachable), kind.open(PoolOptions(address)) as pool:
-            with pytest.raises(TrtspecError, match=r"cannot use the team store: .*Connection refused"):
-                pool.prepare()
+        refused = pytest.raises(TrtspecError, match=r"cannot use the team store: .*Connection refused")
+        with variables_set(unreachable), kind.open(PoolOptions(address)) as pool, refused:
+            pool.prepare()
     finally:
         cluster.remove(node)
 

@@ -15,7 +15,7 @@ from tests.fleet.steps import Work, cell, expected
 from trtspec.core.errors import TrtspecError
 from trtspec.fleet.labels import Node, Requirement, explain_unplaceable
 from trtspec.fleet.pool import DeferredPool, Event, Finished, Lost, Outcome, Pool, Task
-from trtspec.fleet.scheduler import Cell, Limits, MissingOutputs, Scheduler, StepRun
+from trtspec.fleet.scheduler import Cell, Limits, MissingOutputs, Scheduler, StepRun, UnobservedFleet
 from trtspec.store import entry
 from trtspec.store.store import Store
 
@@ -182,8 +182,16 @@ def test_cell_that_waits_for_nodes_is_built_when_one_joins(tmp_path: Path) -> No
         return now[0]
 
     cells = [cell("late", Work("x"), requirement=Requirement((("gpu", "b200"),)))]
-    scheduler = Scheduler(cells, pool, limits=Limits(wait_s=600), clock=clock)
+    messages: list[str] = []
+
+    class Observer(UnobservedFleet):
+        def message(self, run: StepRun, text: str) -> None:
+            messages.append(text)
+
+    scheduler = Scheduler(cells, pool, limits=Limits(wait_s=600), clock=clock, observer=Observer())
     scheduler.run()
+    (message,) = messages
+    assert message.startswith("waiting for a node, for 600 s: it requires gpu=b200; node0 (gpu=h100) lacks gpu=b200")
     assert (scheduler.cells[0].status, scheduler.steps[Work("x").key].node) == ("built", "late")
 
 

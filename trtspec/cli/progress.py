@@ -94,6 +94,9 @@ def build_bars(expected: Expected = lambda step: None) -> Iterator[BuildBars]:
         yield BuildBars(shown, expected)
 
 
+WAITING = "waiting for "  # the beginning of messages that are shown without a terminal, too
+
+
 class FleetTable(Counter):
     """Observer of a build on a pool: a table of cells on a terminal, otherwise a line for each finished step."""
 
@@ -125,7 +128,7 @@ class FleetTable(Counter):
 
     def message(self, run: StepRun, text: str) -> None:
         self._messages[run.step.key] = text
-        if run.losses and run.state == "waiting":
+        if run.state in ("waiting", "queued") or text.startswith(WAITING):
             note(f"  {run.step.name:<20} {text}", "yellow")
 
     def step_finished(self, run: StepRun) -> None:

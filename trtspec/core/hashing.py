@@ -311,14 +311,14 @@ def file_sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
     return digest.hexdigest()
 
 
-def digest_and_sha256(path: Path, on_bytes: OnBytes | None = None) -> tuple[str, str]:
-    """Return the segmented BLAKE3 digest and the SHA-256 of a file, in hex, reading it once.
+def digest_and_sha256(path: Path, on_bytes: OnBytes | None = None, piece_bytes: int = PIECE_BYTES) -> tuple[str, str]:
+    """Return the segmented BLAKE3 digest and the SHA-256 of a file, in hex, reading it once in pieces.
 
     `on_bytes` and errors as in `file_segments`.
     """
     with open_regular(path) as file, closing(BackgroundDigest()) as digest:
         nbytes = os.fstat(file.fileno()).st_size
-        for piece in read_chunks(file.fileno(), 0, nbytes, new_buffers()):
+        for piece in read_chunks(file.fileno(), 0, nbytes, new_buffers(nbytes=piece_bytes)):
             digest.start(piece)
             if on_bytes:
                 on_bytes(len(piece))

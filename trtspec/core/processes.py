@@ -44,6 +44,14 @@ def die_with_parent(sign: signal.Signals = signal.SIGTERM, parent: int | None = 
     return arrange
 
 
+def return_free_memory() -> None:
+    """Return memory that was freed to the system, if the C library can: malloc_trim(3) of glibc."""
+    import ctypes
+
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class ProcessStat(NamedTuple):
     """One process from /proc/PID/stat: `state` is Linux's letter (R, S, D, T, Z ...), `started` in ticks since boot."""
 

@@ -343,8 +343,11 @@ class Scheduler:
             is_waiting = run.state in ("waiting", "queued") and run.step.key in needed
             if not is_waiting or choose_requirement(run.alternatives, self._nodes):
                 self._unfit_since.pop(run.step.key, None)
-            elif now - self._unfit_since.setdefault(run.step.key, now) >= patience_s:
+            elif now - self._unfit_since.get(run.step.key, now) >= patience_s:
                 self._give_up(run)
+            elif self._unfit_since.setdefault(run.step.key, now) == now:
+                why = explain_unplaceable(run.alternatives, self._nodes)
+                self._observer.message(run, f"waiting for a node, for {patience_s:.0f} s: {why}")
         self._cancel_unneeded()
 
     def _requeue_unfit(self) -> None:

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,7 +21,14 @@ from tests.store.registries.conftest import QUICK
 from tests.store.registries.double import Handler, Registry
 from trtspec.store.registries import http_client
 from trtspec.store.registries.authorization import Authorization
-from trtspec.store.registries.http_client import RegistryClient, RegistryError, new_connection
+from trtspec.store.registries.http_client import (
+    Broken,
+    Patience,
+    RegistryClient,
+    RegistryError,
+    new_connection,
+    read_from,
+)
 
 
 @pytest.fixture
@@ -81,33 +92,55 @@ def test_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> No
         assert new_connection(origin, 5).host == host
 
 
-def test_slow_headers_end_at_the_deadline(tmp_path: Path) -> None:
-    """A server that sends one byte of a header at a time is ended by the deadline of the exchange."""
-    import socket
-    import time
-    from dataclasses import replace
-
+@contextmanager
+def dripping(head: bytes, pieces: Iterable[bytes]) -> Iterator[str]:
+    """Run a server that sends `head` to each client, and then one piece every 50 ms; provide its address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def drip() -> None:
             while True:
                 try:
                     accepted, _ = server.accept()
-                    for _ in range(1000):
-                        accepted.sendall(b"H")
+                    accepted.sendall(head)
+                    for piece in pieces:
+                        accepted.sendall(piece)
                         time.sleep(0.05)
                 except OSError:
                     return
 
         threading.Thread(target=drip, daemon=True).start()
-        patience, started = replace(QUICK, exchange_s=0.5, attempts=2), time.monotonic()
-        slow = RegistryClient(
-            f"http://127.0.0.1:{server.getsockname()[1]}",
-            Authorization("x", "", lambda: None),
-            patience,
-            threading.Event(),
-        )
-        with pytest.raises(RegistryError, match="gave up after 2 attempts"):
-            slow.exchange("GET", "/v2/")
-        assert time.monotonic() - started < 20
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
+
+
+def patient(origin: str, patience: Patience) -> RegistryClient:
+    return RegistryClient(origin, Authorization("x", "", lambda: None), patience, threading.Event())
+
+
+def test_slow_headers_end_at_the_deadline() -> None:
+    """A server that sends one byte of a header at a time is ended by the deadline of the exchange."""
+    with dripping(b"", [b"H"] * 1000) as origin:
+        started = time.monotonic()
+        with pytest.raises(RegistryError, match="gave up after 2 attempts"):
+            patient(origin, replace(QUICK, exchange_s=0.5, attempts=2)).exchange("GET", "/v2/")
+        assert time.monotonic() - started < 20
+
+
+def test_slow_body_ends_at_the_deadline() -> None:
+    """A server that sends one byte of a file at a time is ended by the deadline of the transfer."""
+    with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", [b"x"] * 1000) as origin:
+        started = time.monotonic()
+        with pytest.raises(Broken, match="less than 64 MiB arrived"):
+            received(patient(origin, replace(QUICK, transfer_s=0.5)))
+        assert time.monotonic() - started < 20
+
+
+def received(client: RegistryClient) -> bytes:
+    with client.stream("/blob", {}) as (response, pieces):
+        return b"".join(map(bytes, read_from(response, pieces, 0)))
+
+
+def test_chunked_body_arrives_whole() -> None:
+    chunks = [b"4\r\nabcd\r\n", b"3\r\nef", b"g\r\n0\r\n\r\n"]
+    with dripping(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", chunks) as origin:
+        assert received(patient(origin, QUICK)) == b"abcdefg"

@@ -370,7 +370,16 @@ def test_list_shows_tags_and_foreign_ones(registry: Registry, built: Path) -> No
     assert own.bytes == pushed.total_bytes + (built / "manifest.json").stat().st_size
     assert (foreign.tag, foreign.name) == ("foreign", "")
     assert "not an OCI image manifest" in foreign.problem
-    assert list_artifacts(f"oci://{registry.host}/nothing", patience=QUICK) == []
+
+
+def test_repository_without_tags_differs_from_an_unknown_one(registry: Registry, built: Path) -> None:
+    push(registry, built)
+    registry.manifests.clear()
+    assert list_artifacts(f"oci://{registry.host}/team/tiny", patience=QUICK) == []
+    registry.faults.append(Fault("GET .*/tags/list", status=404))
+    with pytest.raises(RegistryError, match="no such repository: HTTP status 404") as unknown:
+        list_artifacts(f"oci://{registry.host}/team/tiny", patience=QUICK)
+    assert "the first push creates a repository" in str(unknown.value.hint)
 
 
 def test_equal_artifacts_have_equal_documents(registry: Registry, built: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.store.registries.artifacts import DRAFT, contents, make_artifact
+from tests.store.registries.memory import check_memory, large_artifact
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import SequentialWriter
 from trtspec.core.hashing import PIECE_BYTES, SegmentsDigest, bytes_segments
@@ -247,3 +248,9 @@ def test_file_that_is_read_again_while_its_end_is_hashed_is_unchanged(
         assert len(b"".join(islice(map(bytes, source.pieces(0, len(data))), 4))) == 4 * PIECE_BYTES
         assert b"".join(map(bytes, source.pieces(0, 4 * PIECE_BYTES))) == data[: 4 * PIECE_BYTES]
         assert source.sha256() == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.slow
+@KINDS
+def test_memory_is_bounded(tmp_path: Path, name: str) -> None:
+    check_memory(large_artifact(tmp_path / "large", 64, files=4), f"file:{tmp_path}/{name}:v1", tmp_path / "out")

@@ -26,6 +26,8 @@ from trtspec.store.registries.http_client import RegistryError
 from trtspec.store.registries.listing import list_artifacts
 from trtspec.store.registries.pull import pull_artifact
 from trtspec.store.registries.push import push_artifact
+from trtspec.store.registries.repository import opened_location
+from trtspec.store.team.maintenance import list_remote
 
 MIB = 1 << 20
 
@@ -41,6 +43,17 @@ def test_round_trip_and_documents(docker_registry: str, tmp_path: Path) -> None:
     assert contents(pulled.artifact) == contents(built)
     (listed,) = list_artifacts(f"oci://{docker_registry}/real/tiny", patience=REAL)
     assert (listed.tag, listed.digest) == ("v1", pushed.digest)
+
+
+def test_unknown_repository_is_an_error_and_an_empty_one_has_no_tags(docker_registry: str, tmp_path: Path) -> None:
+    address = f"oci://{docker_registry}/real/never"
+    with pytest.raises(RegistryError, match="no such repository: HTTP status 404, NAME_UNKNOWN"):
+        list_artifacts(address, patience=REAL)
+    assert list_remote(address, lambda *_: None, REAL) == []
+    push_artifact(make_artifact(tmp_path / "built"), f"{address}:v1", patience=REAL)
+    with opened_location(address, REAL, for_writing=True) as (repository, _):
+        repository.remove(["v1"])
+    assert list_artifacts(address, patience=REAL) == []
 
 
 def test_chunked_upload_and_mount(docker_registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +151,9 @@ def test_flipped_bit_in_the_registrys_storage_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("mib", [64, 1024])
-def test_memory_is_bounded(docker_registry: str, tmp_path: Path, mib: int) -> None:
-    root = large_artifact(tmp_path / "large", mib)
+@pytest.mark.parametrize(("files", "mib"), [(1, 64), (1, 1024), (4, 100)])
+def test_memory_is_bounded(docker_registry: str, tmp_path: Path, files: int, mib: int) -> None:
+    root = large_artifact(tmp_path / "large", mib, files)
     check_memory(root, f"oci://{docker_registry}/memory/large:{mib}", tmp_path / "out")
     assert (tmp_path / "out" / TARGET).stat().st_size == mib * MIB
 

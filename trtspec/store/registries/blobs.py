@@ -17,6 +17,7 @@ from types import TracebackType
 from trtspec.core.errors import DigestMismatch
 from trtspec.core.files import file_lock, open_regular, replace_file
 from trtspec.core.hashing import (
+    PIECE_BYTES,
     SEGMENT_BYTES,
     BackgroundDigest,
     SegmentsDigest,
@@ -40,11 +41,19 @@ class BlobSource:
     `known_sha256` is the SHA-256 of the record's content, in hex, if this machine has computed it before.
     """
 
-    def __init__(self, path: Path, record: FileRecord, on_bytes: OnBytes, known_sha256: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        record: FileRecord,
+        on_bytes: OnBytes,
+        known_sha256: str = "",
+        buffer_bytes: int = PIECE_BYTES,
+    ) -> None:
         self.record = record
         self.path = path
         self._known_sha256 = known_sha256
-        self._digest, self._buffers = BackgroundDigest(with_sha256=not known_sha256), new_buffers()
+        self._digest, self._buffer_bytes = BackgroundDigest(with_sha256=not known_sha256), buffer_bytes
+        self._buffers = new_buffers(nbytes=buffer_bytes)
         self._on_bytes = on_bytes
         self._file = open_regular(path, follow=False)
 
@@ -104,7 +113,7 @@ class BlobSource:
         """Return the SHA-256 of the whole file, in hex; raises DigestMismatch if the file differs from its record."""
         self._hash_until(self.record.size, is_counted=is_counted)
         self._digest.finish()
-        self._buffers = new_buffers()  # which take no memory until they are used
+        self._buffers = new_buffers(nbytes=self._buffer_bytes)  # which take no memory until they are used
         size = os.fstat(self._file.fileno()).st_size
         if size != self.record.size or self._digest.segments != self.record.segments:
             raise self._changed()

@@ -10,14 +10,12 @@ from typing import BinaryIO
 
 from trtspec.core.errors import DigestMismatch, TrtspecError
 from trtspec.core.files import SequentialWriter
-from trtspec.core.hashing import BackgroundDigest, new_buffers, read_chunks
+from trtspec.core.hashing import PIECE_BYTES, BackgroundDigest, new_buffers, read_chunks
 from trtspec.store.artifact import MAX_BYTES
 from trtspec.store.file_records import FileRecord
 from trtspec.store.registries.http_client import Broken
 from trtspec.store.registries.modelpack import Descriptor, check_digest
 from trtspec.store.registries.repository import Repository
-
-BUFFER_BYTES = 512 << 10
 
 
 def fetch_document(repository: Repository, where: str, what: str, blob: Descriptor) -> bytes:
@@ -42,7 +40,12 @@ def fetch_document(repository: Repository, where: str, what: str, blob: Descript
 
 
 def download_file(
-    repository: Repository, blob: Descriptor, record: FileRecord, path: Path, on_bytes: Callable[[int], None]
+    repository: Repository,
+    blob: Descriptor,
+    record: FileRecord,
+    path: Path,
+    on_bytes: Callable[[int], None],
+    buffer_bytes: int = PIECE_BYTES,
 ) -> None:
     """Fetch a blob to a read-only file, which may have its beginning or all of it; verify it against its record.
 
@@ -51,7 +54,7 @@ def download_file(
     for is_last in (False, True):
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as file:
             try:
-                Download(repository, blob, record, file, on_bytes).run()
+                Download(repository, blob, record, file, on_bytes, buffer_bytes).run()
             except DigestMismatch:
                 file.truncate(0)
                 if is_last:
@@ -75,11 +78,12 @@ class Download:
         record: FileRecord,
         file: BinaryIO,
         on_bytes: Callable[[int], None],
+        buffer_bytes: int,
     ) -> None:
         self._repository, self._blob, self._record, self._on_bytes = repository, blob, record, on_bytes
         self._file, self._writer = file, SequentialWriter(file.fileno())
         self._digest, self._verified = BackgroundDigest(with_sha256=False), 0  # the number of verified segments
-        self._buffers = new_buffers(nbytes=BUFFER_BYTES)
+        self._buffers = new_buffers(nbytes=buffer_bytes)
         self._buffer, self._gathered = next(self._buffers), 0
 
     def run(self) -> None:

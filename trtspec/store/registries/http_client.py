@@ -30,6 +30,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from trtspec.core.diagnostics import escape_unprintable
 from trtspec.core.errors import TrtspecError
+from trtspec.core.hashing import new_buffers
 from trtspec.core.http_hosts import is_loopback
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 MAX_REPLY_BYTES = 64 << 10
 MAX_REDIRECTS = 5
 MAX_AUTHORIZATIONS = 3  # per request: another thread's token may have expired as well
-PIECE_BYTES = 256 << 10
+PIECE_BYTES = 128 << 10
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 REDIRECTS = {301, 302, 303, 307, 308}
 UNAUTHORIZED = 401
@@ -217,33 +218,35 @@ class RegistryClient:
             return Reply(urljoin(self.origin, target), response.status, found, data)
 
     @contextmanager
-    def stream(self, target: str, headers: Mapping[str, str]) -> Iterator[tuple[HTTPResponse, Iterator[bytes]]]:
+    def stream(self, target: str, headers: Mapping[str, str]) -> Iterator[tuple[HTTPResponse, Iterator[memoryview]]]:
         """Send a GET request once and provide the response with the pieces of its body; raises Broken for failures.
 
-        The pieces may exceed no deadline: each 64 MiB have to arrive within `Patience.transfer_s`.
+        A piece is valid until the next one is requested. The pieces may exceed no deadline: each 64 MiB have to arrive
+        within `Patience.transfer_s`.
         """
         with ExitStack() as stack:
             with self._deadline(self.patience.exchange_s):
                 response = stack.enter_context(self._open("GET", target, dict(headers), b"", 0, ""))
             yield response, self._pieces(response)
 
-    def _pieces(self, response: HTTPResponse) -> Iterator[bytes]:
+    def _pieces(self, response: HTTPResponse) -> Iterator[memoryview]:
         deadline, received = time.monotonic() + self.patience.transfer_s, 0
+        buffer = next(new_buffers(1, PIECE_BYTES))
         while True:
             if self.stopped.is_set():
                 raise TransferStopped
             try:
-                piece = response.read1(PIECE_BYTES)
-            except (OSError, HTTPException) as error:
+                count = _read_available(response, buffer)
+            except (OSError, HTTPException, ValueError) as error:
                 raise Broken(describe(error)) from None
-            if not piece:
+            if not count:
                 return
-            received += len(piece)
+            received += count
             if received >= 64 << 20:
                 deadline, received = time.monotonic() + self.patience.transfer_s, 0
             elif time.monotonic() > deadline:
                 raise Broken(f"less than 64 MiB arrived in {self.patience.transfer_s:.0f} s")
-            yield piece
+            yield buffer[:count]
 
     def _read_all(self, response: HTTPResponse, max_bytes: int, url: str, ended: threading.Event) -> bytes:
         data = bytearray()
@@ -389,6 +392,20 @@ class RegistryClient:
             connection.close()
 
 
+def _read_available(response: HTTPResponse, buffer: memoryview) -> int:
+    """Read bytes of a body with at most one system call; return their number, or 0 at the end.
+
+    `HTTPResponse.readinto` would wait for a full buffer without a deadline, and `read1` allocates each piece.
+    """
+    if response.fp is None or response.chunked or response.length is None:
+        data = response.read1(buffer.nbytes)
+        buffer[: len(data)] = data
+        return len(data)
+    count = response.fp.readinto1(buffer[: response.length])
+    response.length -= count
+    return count
+
+
 def read_explanation(response: HTTPResponse) -> bytes:
     """Return the beginning of a body that explains a rejection, or b"" if it does not arrive."""
     try:
@@ -397,7 +414,7 @@ def read_explanation(response: HTTPResponse) -> bytes:
         return b""
 
 
-def read_from(response: HTTPResponse, pieces: Iterable[bytes], offset: int) -> Iterator[bytes]:
+def read_from(response: HTTPResponse, pieces: Iterable[memoryview], offset: int) -> Iterator[memoryview]:
     """Yield the bytes from `offset` of a reply to a request for this range; the server may have sent the whole.
 
     Raises Broken for another range, and if the body is shorter than announced. rclone 1.75 sends a range with the

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from trtspec.core.errors import DigestMismatch, TrtspecError, describe_os_error_at, os_error_remedy
 from trtspec.core.files import file_lock
+from trtspec.core.hashing import PIECE_BYTES
 from trtspec.core.paths import store_dir
 from trtspec.store.artifact import (
     Artifact,
@@ -41,7 +42,7 @@ from trtspec.store.registries.http_client import Patience
 from trtspec.store.registries.modelpack import Package, parse_image_manifest, read_package
 from trtspec.store.registries.pulled import note_use, pulled_dir
 from trtspec.store.registries.repository import Repository, is_location, opened_location
-from trtspec.store.registries.transfer import Meter, OnProgress, transfer_all
+from trtspec.store.registries.transfer import Meter, OnProgress, buffer_bytes, transfer_all
 from trtspec.store.signatures.attached import fetch_attestations
 from trtspec.store.signatures.attestations import read_attestations, write_attestations
 from trtspec.store.signatures.evaluate import AcceptedSignature, SignedArtifact, check_signature
@@ -250,7 +251,7 @@ class _Pull:
     ) -> None:
         self.fetched: list[FileRecord] = []
         self._package, self._manifest, self._repository = package, manifest, repository
-        self._out, self._staging, self._stopped = out, staging, stopped
+        self._out, self._staging, self._stopped, self._buffer_bytes = out, staging, stopped, PIECE_BYTES
         self._meter = Meter("pull", sum(record.size for record in manifest.files), stopped, on_progress)
 
     def run(self, document: bytes) -> Literal["published", "unchanged"]:
@@ -260,6 +261,7 @@ class _Pull:
             missing = sorted((each for each in distinct if each.digest not in present), key=lambda each: -each.size)
             self._meter(sum(record.size for record in self._manifest.files) - sum(each.size for each in missing))
             self._check_space(missing)
+            self._buffer_bytes = buffer_bytes(each.size for each in missing)
             fetched = transfer_all(self._fetch, missing, self._stopped, self._repository)
             self.fetched = missing
             paths = present | {record.digest: path for record, path in zip(missing, fetched, strict=True)}
@@ -308,7 +310,7 @@ class _Pull:
 
     def _fetch(self, record: FileRecord) -> Path:
         part = self._part(record)
-        download_file(self._repository, self._package.files[record.path], record, part, self._meter)
+        download_file(self._repository, self._package.files[record.path], record, part, self._meter, self._buffer_bytes)
         os.rename(part, part.with_suffix(""))
         return part.with_suffix("")
 

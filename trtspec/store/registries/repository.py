@@ -27,7 +27,7 @@ EXAMPLES = "e.g. oci://registry.example.com/team/model:v1 or file:models/layout:
 
 
 class UnknownReference(RegistryError):
-    """A location has no manifest with a tag or digest, or no blob with a digest."""
+    """A location does not exist, or has no manifest with a tag or digest, or no blob with a digest."""
 
 
 class Repository(Protocol):
@@ -56,7 +56,7 @@ class Repository(Protocol):
         """
 
     def tags(self) -> list[str]:
-        """Return the tags, sorted."""
+        """Return the tags, sorted; raises UnknownReference if nothing was ever pushed here, as far as that is known."""
 
     def has_blob(self, digest: str, nbytes: int) -> bool:
         """Return whether a blob is present."""

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
 from typing import TypeVar
 
+from trtspec.core.hashing import PIECE_BYTES
 from trtspec.store.registries.http_client import TransferStopped
 from trtspec.store.registries.repository import Repository
 
@@ -17,6 +18,15 @@ OnProgress = Callable[[str, int, int], None]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def buffer_bytes(sizes: Iterable[int]) -> int:
+    """Return the size of each buffer for files of these sizes: the buffers of all concurrent files take 3 MiB together.
+
+    One file has buffers of 1 MiB, two of 512 KiB, and more of 256 KiB.
+    """
+    large = sum(size > PIECE_BYTES for size in sizes)
+    return PIECE_BYTES >> (max(1, min(large, THREADS)) - 1).bit_length()
 
 
 class Meter:

@@ -10,11 +10,11 @@ from threading import Event, Lock
 
 from trtspec.core.errors import DigestMismatch
 from trtspec.core.files import read_bounded
-from trtspec.core.hashing import bytes_segments, digest_and_sha256
+from trtspec.core.hashing import PIECE_BYTES, bytes_segments, digest_and_sha256
 from trtspec.store.file_records import FileRecord
 from trtspec.store.registries.blobs import BlobIndex, BlobSource
 from trtspec.store.registries.repository import Repository
-from trtspec.store.registries.transfer import Meter, transfer_all
+from trtspec.store.registries.transfer import Meter, buffer_bytes, transfer_all
 
 SMALL_BYTES = 1 << 20  # smaller files are sent in one request
 
@@ -28,7 +28,7 @@ class Uploads:
 
     def __init__(self, repository: Repository, known: BlobIndex, meter: Meter, *, replace: bool = False) -> None:
         self._repository, self._known, self._meter, self._replace = repository, known, meter, replace
-        self._lock = Lock()
+        self._lock, self._buffer_bytes = Lock(), PIECE_BYTES
         self.sizes: set[int] = set()
         self.sent_bytes = 0
 
@@ -43,6 +43,7 @@ class Uploads:
         """
         distinct = {record.digest: (path, record) for path, record in files.items()}  # equal files are one blob
         largest_first = sorted(distinct.values(), key=lambda each: -each[1].size)
+        self._buffer_bytes = buffer_bytes(record.size for _, record in largest_first)
         found = transfer_all(lambda each: self._bring(*each), largest_first, stopped, self._repository)
         sha256 = {record.digest: each for (_, record), each in zip(largest_first, found, strict=True)}
         self._known.learn(sha256.items(), self._repository.place)
@@ -54,12 +55,12 @@ class Uploads:
             return self._bring_small(path, record)
         sha256 = self._known.sha256(record.digest)
         if sha256 is None and (record.size in self.sizes or self._known.places(record.digest)):
-            sha256 = checked_sha256(path, record)
+            sha256 = checked_sha256(path, record, self._buffer_bytes)
             self._known.learn([(record.digest, sha256)])
         if sha256 is not None and self._is_present(record, sha256):
             self._meter(record.size)
             return sha256
-        with BlobSource(path, record, self._meter, sha256 or "") as source:
+        with BlobSource(path, record, self._meter, sha256 or "", self._buffer_bytes) as source:
             sha256 = self._repository.upload(source)
         self._count_sent(record.size)
         self._known.learn([(record.digest, sha256)], self._repository.place)
@@ -88,9 +89,9 @@ class Uploads:
             self.sent_bytes += nbytes
 
 
-def checked_sha256(path: Path, record: FileRecord) -> str:
+def checked_sha256(path: Path, record: FileRecord, piece_bytes: int = PIECE_BYTES) -> str:
     """Return the SHA-256 of a file, in hex; raises DigestMismatch if the file differs from its record."""
-    digest, sha256 = digest_and_sha256(path)
+    digest, sha256 = digest_and_sha256(path, piece_bytes=piece_bytes)
     if digest != record.digest:
         raise DigestMismatch("the file differs from its recorded digest; nothing was published", where=str(path))
     return sha256

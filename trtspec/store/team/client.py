@@ -35,7 +35,7 @@ from trtspec.store.registries.repository import (
     open_location,
     opened_location,
 )
-from trtspec.store.registries.transfer import Meter, transfer_all
+from trtspec.store.registries.transfer import Meter, buffer_bytes, transfer_all
 from trtspec.store.registries.upload import Uploads
 from trtspec.store.remote import Received, Start
 from trtspec.store.step import Step, StepProgress
@@ -283,8 +283,10 @@ def _fetch_files(transfer: _Transfer, found: RemoteEntry, files: Path, start: St
     meter = Meter("fetch", total, transfer.stopped, _advancing(progress))
     distinct = {record.digest: record for record in reversed(records)}  # equal files are fetched once
 
+    nbytes = buffer_bytes(record.size for record in distinct.values())
+
     def fetch(record: FileRecord) -> None:
-        download_file(transfer.repository, found.blobs[record.path], record, files / record.path, meter)
+        download_file(transfer.repository, found.blobs[record.path], record, files / record.path, meter, nbytes)
 
     largest_first = sorted(distinct.values(), key=lambda record: -record.size)
     transfer_all(fetch, largest_first, transfer.stopped, transfer.repository)

@@ -107,9 +107,12 @@ def _check_entry(repository: Repository, where: str, key: str, own: StoreEntry |
 def _for_each(
     address: str, patience: Patience | None, on_progress: OnProgress, work: Callable[[Repository, str], T]
 ) -> list[T]:
-    """Return `work(repository, key)` for the keys of all entries, in their order."""
+    """Return `work(repository, key)` for the keys of all entries, in their order; a new location has none."""
     with opened_location(address, patience) as (repository, opening):
-        keys = sorted(key for tag in repository.tags() if (key := tagged_key(tag)))
+        tags: list[str] = []
+        with suppress(UnknownReference):
+            tags = repository.tags()
+        keys = sorted(key for tag in tags if (key := tagged_key(tag)))
         meter = Meter(LOOKS_UP, len(keys), opening.stopped, on_progress)
         meter(0)
 

@@ -172,13 +172,13 @@ class HubRepository:
             refs = self._api.list_repo_refs(self._name)
         return sorted({each.name for each in (*refs.branches, *refs.tags) if re.fullmatch(_REVISION, each.name)})
 
-    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
+    def pieces(self, blob: Descriptor, offset: int) -> Iterator[memoryview]:
         commit, path = self._paths.get(blob.digest, ("", ""))
         if not path:
             raise RegistryError(f"the blob {blob.digest} is not part of this revision", where=self.label)
         yield from self._stream(commit, path, offset)
 
-    def _stream(self, commit: str, path: str, offset: int) -> Iterator[bytes]:
+    def _stream(self, commit: str, path: str, offset: int) -> Iterator[memoryview]:
         url = f"{self._api.endpoint}/{self._name}/resolve/{commit}/{quote(path)}"
         with self._client.stream(url, {"Range": f"bytes={offset}-"} if offset else {}) as (response, pieces):
             if response.status in TRANSIENT:

@@ -209,7 +209,8 @@ class OciRepository:
         while path and len(found) < MAX_TAGS:
             reply = self._client.exchange("GET", path, max_bytes=MAX_TAGS_BYTES)
             if reply.status == NOT_FOUND:
-                break
+                hint = "check the name and your access to it; the first push creates a repository"
+                raise UnknownReference(f"no such repository: {reason(reply)}", where=self.label, hint=hint)
             if reply.status != OK:
                 raise rejection(reply, "the tags cannot be listed")
             page = _parse_tags(reply)
@@ -234,7 +235,7 @@ class OciRepository:
             raise rejection(reply, "the registry does not report whether it has a file")
         return reply.status == OK and reply.headers.get("content-length", str(nbytes)) == str(nbytes)
 
-    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
+    def pieces(self, blob: Descriptor, offset: int) -> Iterator[memoryview]:
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         path = f"{self.base}/blobs/{blob.digest}"
         with self._client.stream(path, headers) as (response, pieces):

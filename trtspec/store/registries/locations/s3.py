@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import islice
 from threading import Lock
 from typing import Any
@@ -32,6 +33,7 @@ from pydantic import ValidationError
 from trtspec.core.diagnostics import escape_unprintable
 from trtspec.core.errors import TrtspecError
 from trtspec.core.hashing import SEGMENT_BYTES
+from trtspec.core.processes import return_free_memory
 from trtspec.store.registries.blobs import BlobSource
 from trtspec.store.registries.http_client import (
     PARTIAL,
@@ -71,7 +73,7 @@ MAX_PARTS = 10_000
 PART_THREADS = 8
 URL_S = 3600  # how long a signed address is valid; a part has `Patience.transfer_s`
 OK, NOT_FOUND = 200, 404
-SERVICES = {"s3", "sts", "oidc", "portal.sso"}  # the storage, and the sources of credentials
+_REGIONAL: dict[str, Any] = {"endpoints": {}}  # a service of botocore without a list of its addresses
 # Codes of errors that may not occur again, although their status is final.
 PASSING = {"BadDigest", "IncompleteBody", "InternalError", "OperationAborted", "RequestTimeout", "SlowDown"}
 PASSING |= {"XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
@@ -174,7 +176,7 @@ class S3Repository:
 
     def _used_blobs(self) -> set[str]:
         """Return the names of the blobs of all tags and their referrers; referrers without a subject are removed."""
-        digests = {self._tagged(tag).digest for tag in self.tags()}
+        digests = {self._tagged(tag).digest for tag in self._tags()}
         for key, _ in self._list(f"{self._prefix}referrers/"):
             subject, _, referrer = key.removeprefix(f"{self._prefix}referrers/").partition("/")
             if f"sha256:{subject}" in digests:
@@ -188,6 +190,13 @@ class S3Repository:
         return used
 
     def tags(self) -> list[str]:
+        found = self._tags()
+        if not found and self._prefix and next(self._list(self._prefix), None) is None:
+            hint = "check the address; the first push creates the prefix"
+            raise UnknownReference("the bucket does not have an object below this prefix", where=self.label, hint=hint)
+        return found
+
+    def _tags(self) -> list[str]:
         prefix = f"{self._prefix}tags/"
         names = (key.removeprefix(prefix) for key, _ in islice(self._list(prefix), MAX_TAGS))
         return sorted(name for name in names if re.fullmatch(_TAG, name))
@@ -212,7 +221,7 @@ class S3Repository:
         except Absent:
             return False
 
-    def pieces(self, blob: Descriptor, offset: int) -> Iterator[bytes]:
+    def pieces(self, blob: Descriptor, offset: int) -> Iterator[memoryview]:
         yield from self.service.pieces(self._blob_key(blob.digest), offset)
 
     def take_blob(self, digest: str, nbytes: int, places: list[str]) -> bool:
@@ -227,7 +236,9 @@ class S3Repository:
         An object's name has to be known first, so a file whose SHA-256 is unknown here is read twice. Its BLAKE3
         segments are compared in both readings, and the service compares the SHA-256 of each part.
         """
-        sha256 = self._known.sha256(source.record.digest) or source.sha256(is_counted=False)
+        if (sha256 := self._known.sha256(source.record.digest)) is None:
+            sha256 = source.sha256(is_counted=False)
+            self._known.learn([(source.record.digest, sha256)])  # at once: a killed push does not read it again
         key = self._blob_key(f"sha256:{sha256}")
         if source.record.size <= SEGMENT_BYTES:
             self._put_file(source, key, sha256)
@@ -475,7 +486,7 @@ class S3Service:
                 raise RegistryError(message, where=self._label, hint=ACCESS_HINT)
             return reply
 
-    def pieces(self, key: str, offset: int) -> Iterator[bytes]:
+    def pieces(self, key: str, offset: int) -> Iterator[memoryview]:
         """Yield the bytes of an object from `offset`; raises Broken for failures that may not occur again."""
         url = self._sign("get_object", {"Key": key})
         with self.client.stream(url, {"Range": f"bytes={offset}-"} if offset else {}) as (response, pieces):
@@ -584,25 +595,38 @@ def _new_client(label: str) -> Any:
         session = botocore.session.get_session()
         loader = session.get_component("data_loader")
         loader.file_loader = _ServiceFiles()
-        endpoints, _ = loader.load_data_with_path("endpoints")
-        for partition in endpoints["partitions"]:  # the loader keeps this object; all services take 4 MiB
-            partition["services"] = {name: each for name, each in partition["services"].items() if name in SERVICES}
         region = session.get_config_variable("region") or "us-east-1"  # S3 itself redirects to the right one
-        return session.create_client("s3", region_name=region, config=config)
+        client = session.create_client("s3", region_name=region, config=config)
+    return_free_memory()  # of the texts that were read: 2 MiB
+    return client
 
 
 class _ServiceFiles:
-    """Reads botocore's descriptions of services to plain dictionaries; its own reader takes 3 MiB more for S3."""
+    """Reads botocore's descriptions of services to plain dictionaries; its own reader takes 3 MiB more for S3.
+
+    Lists of a service's regional addresses are left out: 4 MiB for 300 services. Services without a global address,
+    which S3 and STS have, have regular regional ones, and their rules for addresses are in other files.
+    """
 
     def exists(self, path: str) -> bool:
         return any(os.path.isfile(path + ending) for ending in (".json", ".json.gz"))
 
     def load_file(self, path: str) -> Any:
         """Return the JSON document at a path without an ending, or None if there is none."""
-        for ending, opened in ((".json", open), (".json.gz", gzip.open)):
-            with suppress(FileNotFoundError), opened(path + ending, "rb") as file:
-                return json.load(file)
-        return None
+        return _read_description(path)
+
+
+@cache  # reading takes a third of a second, and a client of a process reads the same as another one
+def _read_description(path: str) -> Any:
+    hook = _without_regional_addresses if os.path.basename(path) == "endpoints" else None
+    for ending, opened in ((".json", open), (".json.gz", gzip.open)):
+        with suppress(FileNotFoundError), opened(path + ending, "rb") as file:
+            return json.load(file, object_hook=hook)
+    return None
+
+
+def _without_regional_addresses(each: dict[str, Any]) -> dict[str, Any]:
+    return _REGIONAL if "endpoints" in each and "partitionEndpoint" not in each else each
 
 
 @contextmanager
