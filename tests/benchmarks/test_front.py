@@ -138,9 +138,12 @@ def test_texts_with_another_number_of_events_have_no_latency() -> None:
 
 
 def test_time_of_arrival_is_that_of_the_last_part_and_not_of_reading() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as reader:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), timeout=WAIT_S) as reader,
+    ):
         reader.setsockopt(socket.SOL_SOCKET, clients.SO_TIMESTAMPNS, 1)
-        writer, _ = server.accept()
+        writer, _ = server.accept()  # unbounded: the reader has connected
         with writer:
             writer.sendall(b"a")
             time.sleep(0.05)
