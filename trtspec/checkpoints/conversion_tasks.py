@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -211,7 +211,7 @@ def _divide(task: Task) -> list[Task]:
     """Return tasks for parts of the tensors of a task with a large tensor, else the task itself."""
     if not isinstance(task.encoding, Cast | QuantizeRows):
         return [task]
-    parts = task.encoding.parts()
+    parts: Sequence[Cast | QuantizeRows] = task.encoding.parts()
     if len(parts) <= len(task.encoding.transfers):
         return [task]
     return [_task(f"{task.name} {number}", part, part.transfers) for number, part in enumerate(parts)]
