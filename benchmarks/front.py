@@ -6,7 +6,8 @@
 The null engine takes the place of an artifact's engine. Each stage is measured alone, with all of its streams from the
 same process: Triton over gRPC, Triton's `generate_stream` behind the ensemble, the OpenAI gateway, and beside them
 uvicorn with ready events and vLLM's OpenAI server over the same engine, if $ENGINES/.venv-vllm has vLLM. The processor
-time of each process is reported, because the clients share the machine.
+time of each process is reported, because the clients share the machine. HTTP clients read every millisecond, and
+latencies end with the kernel's times of arrival.
 """
 
 from __future__ import annotations

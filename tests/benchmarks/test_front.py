@@ -6,8 +6,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest
 
 import benchmarks.front as script
 from benchmarks.front import run
+from benchmarks.front_stages import clients
 from benchmarks.front_stages.clients import BodyFn, Load, Received, first_tokens, read_events, step_arrivals
 from benchmarks.front_stages.null_engine import MAX_STEPS, NullEngine, Steps
 from benchmarks.front_stages.null_scheduler import NullScheduler
@@ -132,6 +135,25 @@ def test_texts_with_another_number_of_events_have_no_latency() -> None:
     assert received.merged >= 2
     assert received.first_s == []
     assert received.events >= 6
+
+
+def test_time_of_arrival_is_that_of_the_last_part_and_not_of_reading() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), timeout=WAIT_S) as reader,
+    ):
+        reader.setsockopt(socket.SOL_SOCKET, clients.SO_TIMESTAMPNS, 1)
+        writer, _ = server.accept()  # unbounded: the reader has connected
+        with writer:
+            writer.sendall(b"a")
+            time.sleep(0.05)
+            began = time.time()
+            writer.sendall(b"b")
+            written = time.time()
+            time.sleep(0.05)
+            data, arrived = clients.receive(reader)
+    assert data == b"ab"
+    assert began - 0.001 <= arrived <= written + 0.02
 
 
 def test_error_response_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
