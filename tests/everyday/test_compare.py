@@ -288,9 +288,9 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a load": (b'{"format_version": 1, "kind": "load", "points": []}', "a benchmark under load"),
     "another document": (b'{"format_version": 1, "findings": []}', "not a document that can be compared"),
     "several plans": (b'{"format_version": 1, "recipes": []}', "the file has the plans of several recipes"),
-    "a plan of bad types": (b'{"format_version": 1, "name": "x", "steps": 3, "memory": {"gpus": []}}', "'steps': "),
-    "another version": (b'{"format_version": 2, "acceptance": "exact", "checks": []}', "'format_version': "),
-    "a build": (b'{"format_version": 1, "steps": [], "name": "x"}', "'memory': is missing"),
+    "a plan of bad types": (b'{"format_version": 1, "name": "x", "steps": 3, "memory": {"gpus": []}}', "steps: "),
+    "another version": (b'{"format_version": 2, "acceptance": "exact", "checks": []}', "format_version: "),
+    "a build": (b'{"format_version": 1, "steps": [], "name": "x"}', "memory: is missing"),
 }
 
 

@@ -98,7 +98,7 @@ def test_entry_with_another_key_or_unknown_keys_is_rejected(store: Store, step: 
     rewrite_document(store, step.key, key="0" * 64)
     assert store.peek(step.key).why == f"corrupt: entry.json has the key {'0' * 64}"
     rewrite_document(store, step.key, directory="/etc", surplus=1)
-    assert store.peek(step.key).why == "corrupt: entry.json: unknown key"
+    assert store.peek(step.key).why == "corrupt: entry.json: surplus: unknown key"
 
 
 def test_files_are_hashed_only_20_ms_after_they_are_written(

@@ -186,10 +186,11 @@ def test_source_that_changes_while_it_is_hashed_is_rejected(
 
 
 def test_failure_of_a_step_ends_its_hashing(source: Path, store: Store, digests: DigestCache) -> None:
+    before = {*threading.enumerate()}
     with pytest.raises(ZeroDivisionError):
         run(Count(files(source, digests, 0), lambda: 1 / 0), store)
     assert store.entries() == []
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+    assert not [thread for thread in {*threading.enumerate()} - before if thread.name.startswith("ThreadPoolExecutor")]
 
 
 def test_output_is_synced_before_it_is_renamed_into_place(

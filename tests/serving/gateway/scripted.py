@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.serving.gateway.running import wait_until
 from trtspec.serving.triton.names import CHANNEL_PARAMETER, STREAM_PARAMETER, TOKEN_CHANNELS
 from trtspec.serving.triton.python_models.channel_socket import accept, listen
 from trtspec.serving.triton.python_models.grpc_client import IS_LAST
@@ -52,12 +53,16 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
     def __init__(self) -> None:
         self.channels = "true"
         self.refusal = ""
-        self.opened = 0
+        self.names: list[str] = []  # of the channels that were asked for
         self.plain: list[bool] = []  # for each text, whether it named no channel
         self.on_channel: SimpleQueue[Any] = SimpleQueue()  # messages of the channel, None for its end
         self.text: Callable[[int], Iterator[Any]] = lambda _: iter(())
         self.moves = False  # whether the channel has a socket
         self.socket: socket.socket | None = None  # of the client that has followed the channel to it
+
+    @property
+    def opened(self) -> int:
+        return len(self.names)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802  its name
         response = service_pb2.ModelConfigResponse()
@@ -73,7 +78,7 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
         (request,) = request_iterator
         if CHANNEL_PARAMETER in request.parameters and STREAM_PARAMETER not in request.parameters:
-            self.opened += 1
+            self.names.append(request.parameters[CHANNEL_PARAMETER].string_param)
             if self.refusal:
                 yield message(last=True, error=self.refusal)
                 return
@@ -85,6 +90,9 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
                 yield each
             return
         self.plain.append(STREAM_PARAMETER not in request.parameters)
+        if STREAM_PARAMETER in request.parameters:  # the request for its channel may come by another thread
+            name = request.parameters[CHANNEL_PARAMETER].string_param
+            wait_until(lambda: name in self.names)
         yield from self.text(request.parameters[STREAM_PARAMETER].int64_param)
 
     def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802  its name
