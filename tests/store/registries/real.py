@@ -45,7 +45,7 @@ def skopeo(*arguments: str) -> None:
 
 @contextmanager
 def running_docker_registry(root: Path) -> Iterator[str]:
-    """Run docker-registry with its data below `root`; provide HOST:PORT."""
+    """Run docker-registry with its data below `root`; provide HOST:PORT. Its data is deleted at the end."""
     program, port = tool("docker-registry"), free_port()
     root.mkdir(parents=True, exist_ok=True)
     config = root / "config.yml"
@@ -58,6 +58,7 @@ def running_docker_registry(root: Path) -> Iterator[str]:
     finally:
         process.kill()
         process.wait(30)
+        shutil.rmtree(root / "data", ignore_errors=True)
 
 
 def free_port() -> int:

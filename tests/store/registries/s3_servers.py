@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -84,7 +85,7 @@ def installed(name: str) -> str:
 
 @contextmanager
 def running_swift(root: Path) -> Iterator[str]:
-    """Run a Swift cluster of one device below `root`; provide the address of its S3 API."""
+    """Run a Swift cluster of one device below `root`; provide the address of its S3 API. `root` is deleted at the end."""
     programs = {kind: installed(f"swift-{kind}-server") for kind in (*KINDS, "proxy")}
     ports = {kind: free_port() for kind in programs}
     for folder in ("etc", "devices/d1"):
@@ -100,6 +101,7 @@ def running_swift(root: Path) -> Iterator[str]:
     rings = [f"{kind}={ports[kind]}" for kind in KINDS]
     subprocess.run([installed("python"), "-c", RINGS, str(root), *rings], check=True, timeout=120)
     with ExitStack() as stack:
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
         commands = {kind: [program, str(root / "etc" / f"{kind}.conf")] for kind, program in programs.items()}
         started = [stack.enter_context(_running(command, root / f"{kind}.log")) for kind, command in commands.items()]
         for kind, process in zip(commands, started, strict=True):
@@ -109,11 +111,13 @@ def running_swift(root: Path) -> Iterator[str]:
 
 @contextmanager
 def running_rclone(root: Path) -> Iterator[str]:
-    """Run rclone's S3 server on the directory `root`; provide its address."""
+    """Run rclone's S3 server on the directory `root`; provide its address. `root` is deleted at the end."""
     program, port = installed("rclone"), free_port()
     root.mkdir(parents=True, exist_ok=True)
     arguments = ["serve", "s3", "--config", os.devnull, "--addr", f"127.0.0.1:{port}", "--auth-key", f"{USER},{SECRET}"]
-    with _running([program, *arguments, str(root)], root.with_suffix(".log")) as process:
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        process = stack.enter_context(_running([program, *arguments, str(root)], root.with_suffix(".log")))
         wait_until_listening(process, port, root.with_suffix(".log"))
         yield f"http://127.0.0.1:{port}"
 
