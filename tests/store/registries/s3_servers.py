@@ -85,7 +85,7 @@ def installed(name: str) -> str:
 
 @contextmanager
 def running_swift(root: Path) -> Iterator[str]:
-    """Run a Swift cluster of one device below `root`, which is deleted at the end; provide the address of its S3 API."""
+    """Run a Swift cluster of one device below `root`, which is deleted at the end; provide its S3 address."""
     programs = {kind: installed(f"swift-{kind}-server") for kind in (*KINDS, "proxy")}
     ports = {kind: free_port() for kind in programs}
     for folder in ("etc", "devices/d1"):
